@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes tests-data/oracle anew. usage: oracle/run.sh   (PYTHON: an interpreter with the packages of oracle/README.md)
+set -euo pipefail
+cd "$(dirname "$0")"
+python=${PYTHON:-python3}
+full=$(mktemp -d)
+trap 'rm -rf "$full"' EXIT
+one() { # NAME GENERATOR [OPTION...]
+  "$python" "gen_$2.py" --out "$full/$1" "${@:3}"
+  "$python" slim.py "$full/$1" "../tests-data/oracle/$1"
+}
+one llama llama
+one llama_plain llama --plain
+one qwen2 qwen2
+one qwen3 qwen3
+one qwen3_moe qwen3_moe
