@@ -1,0 +1,231 @@
+//! Builds a graph node by node. A model reads like its paper; shape errors surface at the node that
+//! causes them, through [`GraphBuilder::finish`] at the latest.
+
+use std::collections::HashMap;
+
+use crate::error::GraphError;
+use crate::graph::{Graph, Input, Node, Output, StateId, Value, ValueId, WeightDecl, WeightId};
+use crate::op::{Attend, Norm, Op, Rope, RopeStyle, RopeTable, Router};
+use crate::state::StateDecl;
+use crate::types::{DType, ValueType};
+
+/// A graph under construction.
+///
+/// The first operand error is kept and returned by [`GraphBuilder::finish`], so that model code needs no
+/// `?` on each line; values made after it are placeholders.
+#[derive(Default)]
+pub struct GraphBuilder {
+    graph: Graph,
+    layer: Option<u32>,
+    error: Option<GraphError>,
+    /// One quantised copy of a value feeds all its products.
+    quantized: HashMap<ValueId, ValueId>,
+}
+
+impl GraphBuilder {
+    /// An empty graph.
+    pub fn new() -> GraphBuilder {
+        GraphBuilder::default()
+    }
+
+    /// Sets the layer of the nodes that follow.
+    pub fn set_layer(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    /// Declares an input of the step.
+    pub fn input(&mut self, name: &'static str, ty: ValueType) -> ValueId {
+        let value = self.value(ty, name);
+        self.graph.inputs.push(Input { name, value });
+        value
+    }
+
+    /// Declares a weight.
+    pub fn weight(&mut self, decl: WeightDecl) -> WeightId {
+        self.graph.weights.push(decl);
+        WeightId(self.graph.weights.len() as u32 - 1)
+    }
+
+    /// Declares a piece of state.
+    pub fn state(&mut self, decl: StateDecl) -> StateId {
+        self.graph.states.push(decl);
+        StateId(self.graph.states.len() as u32 - 1)
+    }
+
+    /// Names a value as a result of the step.
+    pub fn output(&mut self, name: &'static str, value: ValueId) {
+        self.graph.outputs.push(Output { name, value });
+    }
+
+    /// Rows of an embedding table.
+    pub fn embed(&mut self, ids: ValueId, table: WeightId) -> ValueId {
+        self.one(Op::Embed, &[ids], Some(table), None, "embed")
+    }
+
+    /// RMS norm over whole rows, or over groups (heads) of `group` numbers.
+    pub fn rms_norm(&mut self, x: ValueId, weight: WeightId, eps: f32) -> ValueId {
+        let group = self.graph.weights[weight.index()].shape.first().copied().unwrap_or(0);
+        self.one(Op::RmsNorm(Norm { eps, group }), &[x], Some(weight), None, "norm")
+    }
+
+    /// `x W^T`; inserts the `Quantize` node that a quantised weight wants, once per value.
+    pub fn matmul(&mut self, x: ValueId, weight: WeightId, name: &str) -> ValueId {
+        let x = self.activation(x, weight);
+        self.one(Op::MatMul, &[x], Some(weight), None, name)
+    }
+
+    /// Products of each row with the experts chosen for it.
+    pub fn grouped_matmul(&mut self, x: ValueId, ids: ValueId, weight: WeightId, name: &str) -> ValueId {
+        let x = self.activation(x, weight);
+        self.one(Op::GroupedMatMul, &[x, ids], Some(weight), None, name)
+    }
+
+    /// `x + bias`.
+    pub fn bias_add(&mut self, x: ValueId, bias: WeightId) -> ValueId {
+        self.one(Op::BiasAdd, &[x], Some(bias), None, "biased")
+    }
+
+    /// `x * scale`, one number for the whole product.
+    pub fn scale(&mut self, x: ValueId, scale: WeightId) -> ValueId {
+        self.one(Op::Scale, &[x], Some(scale), None, "scaled")
+    }
+
+    /// Each expert's output times its scale.
+    pub fn expert_scale(&mut self, y: ValueId, ids: ValueId, scales: WeightId) -> ValueId {
+        self.one(Op::ExpertScale, &[y, ids], Some(scales), None, "scaled")
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.one(Op::Add, &[a, b], None, None, "sum")
+    }
+
+    /// `a * b`, element by element.
+    pub fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.one(Op::Mul, &[a, b], None, None, "product")
+    }
+
+    /// `silu(x)`.
+    pub fn silu(&mut self, x: ValueId) -> ValueId {
+        self.one(Op::Silu, &[x], None, None, "silu")
+    }
+
+    /// Cosines and sines of the step's positions.
+    pub fn rope_table(&mut self, positions: ValueId, table: RopeTable) -> ValueId {
+        self.one(Op::RopeTable(table), &[positions], None, None, "rope_table")
+    }
+
+    /// Rotates the heads of `x`.
+    pub fn rope(&mut self, x: ValueId, table: ValueId, style: RopeStyle, head_dim: usize) -> ValueId {
+        self.one(Op::Rope(Rope { style, head_dim }), &[x, table], None, None, "rotated")
+    }
+
+    /// Writes K and V rows into their slots.
+    pub fn store_kv(&mut self, k: ValueId, v: ValueId, slots: ValueId, state: StateId) {
+        self.push(Op::StoreKv, &[k, v, slots], None, Some(state), "");
+    }
+
+    /// Attention of each row over its sequence's pages.
+    pub fn attend(
+        &mut self,
+        q: ValueId,
+        [positions, table_at, pages]: [ValueId; 3],
+        state: StateId,
+        attend: Attend,
+    ) -> ValueId {
+        self.one(Op::Attend(attend), &[q, positions, table_at, pages], None, Some(state), "attended")
+    }
+
+    /// Expert ids and weights of each row.
+    pub fn router(&mut self, logits: ValueId, router: Router) -> (ValueId, ValueId) {
+        let out = self.push(Op::Router(router), &[logits], None, None, "experts");
+        (out[0], out[1])
+    }
+
+    /// Sum of expert outputs by weight, in rank order.
+    pub fn combine_experts(&mut self, y: ValueId, weights: ValueId) -> ValueId {
+        self.one(Op::CombineExperts, &[y, weights], None, None, "combined")
+    }
+
+    /// The rows listed in `index`.
+    pub fn gather_rows(&mut self, x: ValueId, index: ValueId) -> ValueId {
+        self.one(Op::GatherRows, &[x, index], None, None, "gathered")
+    }
+
+    /// Index of each row's largest number.
+    pub fn argmax(&mut self, x: ValueId) -> ValueId {
+        self.one(Op::ArgMax, &[x], None, None, "argmax")
+    }
+
+    /// The finished graph, or the first error.
+    pub fn finish(self) -> Result<Graph, GraphError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        self.graph.validate()?;
+        Ok(self.graph)
+    }
+
+    fn activation(&mut self, x: ValueId, weight: WeightId) -> ValueId {
+        let wants = self.graph.weights[weight.index()].activation();
+        if wants != DType::Q8 || self.graph.ty(x).dtype == DType::Q8 {
+            return x;
+        }
+        if let Some(&q) = self.quantized.get(&x) {
+            return q;
+        }
+        let q = self.one(Op::Quantize, &[x], None, None, "quantized");
+        self.quantized.insert(x, q);
+        q
+    }
+
+    fn value(&mut self, ty: ValueType, name: &str) -> ValueId {
+        self.graph.values.push(Value { ty, name: name.to_string() });
+        ValueId(self.graph.values.len() as u32 - 1)
+    }
+
+    fn one(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        weight: Option<WeightId>,
+        state: Option<StateId>,
+        name: &str,
+    ) -> ValueId {
+        self.push(op, inputs, weight, state, name)[0]
+    }
+
+    fn push(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        weight: Option<WeightId>,
+        state: Option<StateId>,
+        name: &str,
+    ) -> Vec<ValueId> {
+        let mut node = Node {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: vec![],
+            weight,
+            state,
+            layer: self.layer,
+            place: None,
+        };
+        let types = match self.graph.infer(&node) {
+            Ok(types) => types,
+            Err(why) => {
+                let error = self.graph.operand_error(self.graph.nodes.len(), &node, why);
+                self.error.get_or_insert(error);
+                // Two placeholders: no operation has more outputs.
+                let like = inputs.first().map(|&v| self.graph.ty(v).clone());
+                let ty = like.unwrap_or_else(|| ValueType::f32(crate::Dim::Rows, [1]));
+                return vec![self.value(ty.clone(), name), self.value(ty, name)];
+            }
+        };
+        node.outputs = types.into_iter().map(|ty| self.value(ty, name)).collect();
+        let outputs = node.outputs.clone();
+        self.graph.nodes.push(node);
+        outputs
+    }
+}

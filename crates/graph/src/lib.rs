@@ -1,0 +1,28 @@
+//! The declarative compute graph.
+//!
+//! A model describes one step (any number of token rows in, logits out) as a list of typed operations in
+//! static single assignment form. What comes in: declarations from `minfer-model`. What goes out: a
+//! validated [`Graph`] that `minfer-runtime` fuses, places on devices and compiles. Nothing here knows
+//! how an operation is computed, where it runs, or how many rows a step has: sizes are constants or one
+//! of the two symbols [`Dim::Rows`] and [`Dim::Outs`], bound when a step runs.
+
+mod builder;
+mod error;
+mod export;
+mod fusion;
+mod graph;
+mod op;
+mod place;
+mod state;
+mod types;
+
+pub use builder::GraphBuilder;
+pub use error::GraphError;
+pub use fusion::{FUSIONS, Fusion, Takes, fuse};
+pub use graph::{
+    Graph, Input, Node, NodeId, Output, StateId, Value, ValueId, WeightDecl, WeightId, WeightUse,
+};
+pub use op::{Attend, Norm, Op, Rope, RopeStyle, RopeTable, Router, Scoring};
+pub use place::{DeviceId, DeviceKind};
+pub use state::{PAGE, StateDecl, StateKind};
+pub use types::{Bind, DType, Dim, Shape, ValueType};

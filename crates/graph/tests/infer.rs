@@ -1,0 +1,304 @@
+//! Operand rules of every operation: what it makes of good operands, and the words for bad ones.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{decl, f32s, i32s, kv, q8s};
+use minfer_format::BlockType::{BF16, F16, F32, Q4_0, Q8_0};
+use minfer_graph::{
+    Attend, DType, Dim, Norm, Op, Rope, RopeStyle, RopeTable, Router, Scoring, StateDecl, ValueType,
+    WeightDecl,
+};
+
+fn good(op: Op, inputs: &[ValueType], w: Option<&WeightDecl>, s: Option<&StateDecl>) -> Vec<String> {
+    let inputs: Vec<_> = inputs.iter().collect();
+    op.infer(&inputs, w, s).unwrap().iter().map(ToString::to_string).collect()
+}
+
+fn bad(op: Op, inputs: &[ValueType], w: Option<&WeightDecl>, s: Option<&StateDecl>) -> String {
+    let inputs: Vec<_> = inputs.iter().collect();
+    op.infer(&inputs, w, s).unwrap_err()
+}
+
+fn norm(group: usize) -> Norm {
+    Norm { eps: 1e-5, group }
+}
+
+#[test]
+fn embed() {
+    let table = decl("table", Q4_0, &[100, 64]);
+    assert_eq!(good(Op::Embed, &[i32s(&[])], Some(&table), None), ["f32[rows, 64]"]);
+    assert_eq!(bad(Op::Embed, &[f32s(&[])], Some(&table), None), "input 0 is f32[rows], not a vector of i32");
+    assert_eq!(
+        bad(Op::Embed, &[i32s(&[2])], Some(&table), None),
+        "input 0 is i32[rows, 2], not a vector of i32"
+    );
+    let flat = decl("flat", F32, &[100]);
+    assert_eq!(
+        bad(Op::Embed, &[i32s(&[])], Some(&flat), None),
+        "weight 'flat' has shape [100], expected [vocab, hidden]"
+    );
+}
+
+#[test]
+fn operand_counts() {
+    let w = decl("w", F32, &[64]);
+    let s = kv(0, &[8, 8]);
+    let x = f32s(&[64]);
+    assert_eq!(bad(Op::Add, std::slice::from_ref(&x), None, None), "takes 2 inputs, got 1");
+    assert_eq!(bad(Op::Silu, &[x.clone(), x.clone()], None, None), "takes 1 inputs, got 2");
+    assert_eq!(bad(Op::RmsNorm(norm(64)), std::slice::from_ref(&x), None, None), "needs a weight");
+    assert_eq!(bad(Op::Silu, std::slice::from_ref(&x), Some(&w), None), "does not take a weight");
+    assert_eq!(bad(Op::Silu, std::slice::from_ref(&x), None, Some(&s)), "does not take a state");
+    assert_eq!(bad(Op::StoreKv, &[x.clone(), x, i32s(&[])], None, None), "needs a state");
+}
+
+/// Every operation, with no operands at all, refuses and does not panic.
+#[test]
+fn nothing_is_refused_by_every_op() {
+    for op in every_op() {
+        let text = op.infer(&[], None, None).unwrap_err();
+        assert!(text.starts_with("takes "), "{}: {text}", op.name());
+    }
+}
+
+/// Names are in exports: pinned, distinct.
+#[test]
+fn names_are_pinned() {
+    let names: Vec<_> = every_op().iter().map(Op::name).collect();
+    let expected = "embed rms_norm quantize matmul grouped_matmul bias_add add mul silu rope_table rope store_kv \
+                    attend router combine_experts gather_rows argmax swiglu rms_norm_quantize swiglu_quantize \
+                    add_rms_norm";
+    assert_eq!(names.join(" "), expected);
+    let fused: Vec<_> = every_op().iter().filter(|o| o.is_fused()).map(Op::name).collect();
+    assert_eq!(fused, ["swiglu", "rms_norm_quantize", "swiglu_quantize", "add_rms_norm"]);
+}
+
+fn every_op() -> Vec<Op> {
+    vec![
+        Op::Embed,
+        Op::RmsNorm(norm(64)),
+        Op::Quantize,
+        Op::MatMul,
+        Op::GroupedMatMul,
+        Op::BiasAdd,
+        Op::Add,
+        Op::Mul,
+        Op::Silu,
+        Op::RopeTable(table(4)),
+        Op::Rope(Rope { style: RopeStyle::HalfSplit, head_dim: 8 }),
+        Op::StoreKv,
+        Op::Attend(Attend { heads: 2, kv_heads: 1, scale: 1.0 }),
+        Op::Router(router(2)),
+        Op::CombineExperts,
+        Op::GatherRows,
+        Op::ArgMax,
+        Op::SwiGlu,
+        Op::RmsNormQuantize(norm(64)),
+        Op::SwiGluQuantize,
+        Op::AddRmsNorm(norm(64)),
+    ]
+}
+
+fn table(pairs: usize) -> RopeTable {
+    RopeTable { inv_freq: vec![1.0; pairs].into(), attention_factor: 1.0 }
+}
+
+fn router(top_k: usize) -> Router {
+    Router { scoring: Scoring::Softmax, top_k, renormalise: true }
+}
+
+#[test]
+fn norms() {
+    let w = decl("norm", F32, &[64]);
+    for op in [Op::RmsNorm(norm(64)), Op::RmsNormQuantize(norm(64))] {
+        let out = if op.is_fused() { "q8" } else { "f32" };
+        assert_eq!(good(op.clone(), &[f32s(&[64])], Some(&w), None), [format!("{out}[rows, 64]")]);
+        assert_eq!(good(op.clone(), &[f32s(&[256])], Some(&w), None), [format!("{out}[rows, 256]")], "heads");
+        assert_eq!(
+            bad(op.clone(), &[f32s(&[100])], Some(&w), None),
+            "f32[rows, 100] does not split into groups of 64"
+        );
+        assert_eq!(bad(op, &[q8s(&[64])], Some(&w), None), "input 0 is q8[rows, 64], not f32");
+    }
+    assert_eq!(
+        bad(Op::RmsNorm(norm(32)), &[f32s(&[64])], Some(&w), None),
+        "weight 'norm' has shape [64], expected [32]"
+    );
+    let none = decl("none", F32, &[0]);
+    assert_eq!(
+        bad(Op::RmsNorm(norm(0)), &[f32s(&[64])], Some(&none), None),
+        "f32[rows, 64] does not split into groups of 0"
+    );
+    let add = Op::AddRmsNorm(norm(64));
+    assert_eq!(good(add.clone(), &[f32s(&[64]), f32s(&[64])], Some(&w), None), ["f32[rows, 64]"; 2]);
+    assert_eq!(
+        bad(add, &[f32s(&[64]), f32s(&[128])], Some(&w), None),
+        "inputs differ: f32[rows, 64] and f32[rows, 128]"
+    );
+}
+
+#[test]
+fn quantize() {
+    assert_eq!(good(Op::Quantize, &[f32s(&[4, 64])], None, None), ["q8[rows, 4, 64]"]);
+    assert_eq!(
+        bad(Op::Quantize, &[f32s(&[40])], None, None),
+        "rows of f32[rows, 40] are not a multiple of 32 numbers"
+    );
+    assert_eq!(bad(Op::Quantize, &[q8s(&[64])], None, None), "input 0 is q8[rows, 64], not f32");
+    assert_eq!(
+        bad(Op::RmsNormQuantize(norm(8)), &[f32s(&[40])], Some(&decl("n", F32, &[8])), None),
+        "rows of f32[rows, 40] are not a multiple of 32 numbers"
+    );
+}
+
+#[test]
+fn matmul() {
+    let (plain, packed) = (decl("w", BF16, &[32, 64]), decl("q", Q4_0, &[32, 64]));
+    assert_eq!(good(Op::MatMul, &[f32s(&[64])], Some(&plain), None), ["f32[rows, 32]"]);
+    assert_eq!(good(Op::MatMul, &[q8s(&[64])], Some(&packed), None), ["f32[rows, 32]"]);
+    assert_eq!(
+        bad(Op::MatMul, &[f32s(&[64])], Some(&packed), None),
+        "weight 'q' (Q4_0) takes q8 activations, got f32[rows, 64]"
+    );
+    assert_eq!(
+        bad(Op::MatMul, &[q8s(&[64])], Some(&plain), None),
+        "weight 'w' (BF16) takes f32 activations, got q8[rows, 64]"
+    );
+    let text = bad(Op::MatMul, &[f32s(&[32])], Some(&plain), None);
+    assert_eq!(text, "f32[rows, 32] times weight 'w' of shape [32, 64] ([n, k])");
+    assert!(
+        bad(Op::MatMul, &[f32s(&[2, 64])], Some(&plain), None).starts_with("f32[rows, 2, 64] times weight")
+    );
+}
+
+#[test]
+fn grouped_matmul() {
+    let w = decl("experts", Q8_0, &[8, 32, 64]);
+    let op = Op::GroupedMatMul;
+    assert_eq!(good(op.clone(), &[q8s(&[64]), i32s(&[2])], Some(&w), None), ["f32[rows, 2, 32]"]);
+    assert_eq!(good(op.clone(), &[q8s(&[2, 64]), i32s(&[2])], Some(&w), None), ["f32[rows, 2, 32]"]);
+    for (x, ids) in [
+        (q8s(&[32]), i32s(&[2])),
+        (q8s(&[3, 64]), i32s(&[2])),
+        (q8s(&[64]), f32s(&[2])),
+        (q8s(&[64]), i32s(&[])),
+        (q8s(&[64]), ValueType::i32(Dim::Outs, [2])),
+    ] {
+        let expected =
+            format!("{x} with experts {ids} times weight 'experts' of shape [8, 32, 64] ([experts, n, k])");
+        assert_eq!(bad(op.clone(), &[x, ids], Some(&w), None), expected);
+    }
+}
+
+#[test]
+fn elementwise() {
+    for op in [Op::Add, Op::Mul, Op::SwiGlu, Op::SwiGluQuantize] {
+        let out = if op == Op::SwiGluQuantize { "q8" } else { "f32" };
+        assert_eq!(good(op.clone(), &[f32s(&[64]), f32s(&[64])], None, None), [format!("{out}[rows, 64]")]);
+        assert_eq!(
+            bad(op.clone(), &[f32s(&[64]), ValueType::f32(Dim::Outs, [64])], None, None),
+            "inputs differ: f32[rows, 64] and f32[outs, 64]"
+        );
+        assert_eq!(bad(op, &[f32s(&[64]), i32s(&[64])], None, None), "input 1 is i32[rows, 64], not f32");
+    }
+    assert_eq!(good(Op::Silu, &[f32s(&[2, 3])], None, None), ["f32[rows, 2, 3]"]);
+    let half = ValueType { dtype: DType::F16, ..f32s(&[3]) };
+    assert_eq!(bad(Op::Silu, &[half], None, None), "input 0 is f16[rows, 3], not f32");
+    let bias = decl("bias", F16, &[6]);
+    assert_eq!(good(Op::BiasAdd, &[f32s(&[6])], Some(&bias), None), ["f32[rows, 6]"]);
+    assert_eq!(
+        bad(Op::BiasAdd, &[f32s(&[5])], Some(&bias), None),
+        "weight 'bias' has shape [6], expected [5]"
+    );
+}
+
+#[test]
+fn rope() {
+    assert_eq!(good(Op::RopeTable(table(4)), &[i32s(&[])], None, None), ["f32[rows, 8]"]);
+    assert_eq!(
+        bad(Op::RopeTable(table(4)), &[f32s(&[])], None, None),
+        "input 0 is f32[rows], not a vector of i32"
+    );
+    let op = |head_dim| Op::Rope(Rope { style: RopeStyle::Interleaved, head_dim });
+    assert_eq!(good(op(16), &[f32s(&[64]), f32s(&[16])], None, None), ["f32[rows, 64]"]);
+    assert_eq!(good(op(16), &[f32s(&[64]), f32s(&[8])], None, None), ["f32[rows, 64]"], "partial");
+    for (head_dim, dims) in [(16, 32), (0, 8), (48, 8)] {
+        assert_eq!(
+            bad(op(head_dim), &[f32s(&[64]), f32s(&[dims])], None, None),
+            format!("f32[rows, 64] as heads of {head_dim}, with a table of {dims} rotated dimensions")
+        );
+    }
+    assert_eq!(
+        bad(op(16), &[f32s(&[64]), ValueType::f32(Dim::Outs, [16])], None, None),
+        "leading dimensions differ: f32[rows, 64], f32[outs, 16]"
+    );
+}
+
+#[test]
+fn store_kv() {
+    let s = kv(0, &[32, 16]);
+    let store = |k: usize, v: usize, slots| [f32s(&[k]), f32s(&[v]), slots];
+    assert!(good(Op::StoreKv, &store(32, 16, i32s(&[])), None, Some(&s)).is_empty());
+    assert_eq!(
+        bad(Op::StoreKv, &store(16, 32, i32s(&[])), None, Some(&s)),
+        "rows f32[rows, 16] and f32[rows, 32] do not fit state of widths 32 and 16"
+    );
+    assert_eq!(
+        bad(Op::StoreKv, &store(32, 16, ValueType::i32(Dim::Outs, [])), None, Some(&s)),
+        "leading dimensions differ: f32[rows, 32], f32[rows, 16], i32[outs]"
+    );
+    let one = kv(0, &[32]);
+    assert_eq!(
+        bad(Op::StoreKv, &store(32, 16, i32s(&[])), None, Some(&one)),
+        "needs paged state with K and V"
+    );
+}
+
+#[test]
+fn attend() {
+    let s = kv(0, &[32, 16]);
+    let pages = ValueType::i32(Dim::Const(9), []);
+    let op = |heads, kv_heads| Op::Attend(Attend { heads, kv_heads, scale: 1.0 });
+    let with = |q: usize, pages: &ValueType| [f32s(&[q]), i32s(&[]), i32s(&[]), pages.clone()];
+    assert_eq!(good(op(4, 2), &with(64, &pages), None, Some(&s)), ["f32[rows, 32]"], "4 heads of v's 8");
+    for (heads, kv_heads, q) in [(4, 0, 64), (3, 2, 48), (4, 2, 63), (4, 3, 64), (6, 3, 60)] {
+        assert_eq!(
+            bad(op(heads, kv_heads), &with(q, &pages), None, Some(&s)),
+            format!("f32[rows, {q}] as {heads} heads over {kv_heads} KV heads of state widths 32 and 16")
+        );
+    }
+    assert_eq!(
+        bad(op(4, 2), &with(64, &i32s(&[])), None, Some(&s)),
+        "the page table i32[rows] must have a constant capacity"
+    );
+    let outs = [f32s(&[64]), ValueType::i32(Dim::Outs, []), i32s(&[]), pages];
+    assert!(bad(op(4, 2), &outs, None, Some(&s)).starts_with("leading dimensions differ"));
+}
+
+#[test]
+fn experts() {
+    assert_eq!(good(Op::Router(router(2)), &[f32s(&[8])], None, None), ["i32[rows, 2]", "f32[rows, 2]"]);
+    assert_eq!(good(Op::Router(router(8)), &[f32s(&[8])], None, None).len(), 2);
+    for top_k in [0, 9] {
+        let text = format!("cannot choose {top_k} experts from f32[rows, 8]");
+        assert_eq!(bad(Op::Router(router(top_k)), &[f32s(&[8])], None, None), text);
+    }
+    assert_eq!(good(Op::CombineExperts, &[f32s(&[2, 16]), f32s(&[2])], None, None), ["f32[rows, 16]"]);
+    for (y, w) in [(f32s(&[3, 16]), f32s(&[2])), (f32s(&[16]), f32s(&[2])), (f32s(&[2, 16]), f32s(&[]))] {
+        let text = format!("cannot combine {y} with weights {w}");
+        assert_eq!(bad(Op::CombineExperts, &[y, w], None, None), text);
+    }
+}
+
+#[test]
+fn rows() {
+    let outs = ValueType::i32(Dim::Outs, []);
+    assert_eq!(good(Op::GatherRows, &[f32s(&[4, 8]), outs], None, None), ["f32[outs, 4, 8]"]);
+    assert_eq!(
+        bad(Op::GatherRows, &[f32s(&[8]), f32s(&[])], None, None),
+        "input 1 is f32[rows], not a vector of i32"
+    );
+    assert_eq!(good(Op::ArgMax, &[ValueType::f32(Dim::Outs, [99])], None, None), ["i32[outs]"]);
+    assert_eq!(bad(Op::ArgMax, &[i32s(&[9])], None, None), "input 0 is i32[rows, 9], not f32");
+}
