@@ -1,0 +1,147 @@
+//! Bringing weights and state to the devices: budget first, then allocation.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use minfer_format::TensorBytes;
+use minfer_graph::{StateId, WeightDecl, WeightId, WeightUse};
+use thiserror::Error;
+
+use crate::device::{Memory, StateBuffer, StateSpec, WeightHandle};
+use crate::error::RuntimeError;
+use crate::plan::{Placed, Plan};
+
+/// A weight that its source cannot deliver, in the source's words.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct SourceError(pub String);
+
+/// Where weights come from: a file, a directory, or a seed.
+pub trait WeightSource {
+    /// The bytes of a weight in the encoding that it declares.
+    ///
+    /// # Errors
+    /// The file is damaged or cannot be read.
+    fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, SourceError>;
+}
+
+/// Called while weights load: bytes of the file done, and in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// Weights on their devices, by `(device, weight, use)`.
+pub(super) type Weights = HashMap<(usize, WeightId, WeightUse), WeightHandle>;
+
+/// Which weights each device needs, in order of first use.
+fn residents(placed: &Placed) -> Vec<(usize, WeightId, WeightUse)> {
+    let mut seen = std::collections::HashSet::new();
+    placed
+        .splits
+        .iter()
+        .flat_map(|s| s.nodes.iter().map(|n| (s.device, &placed.graph.nodes[n.index()])))
+        .filter_map(|(d, n)| n.weight_use().map(|(w, how)| (d, w, how)))
+        .filter(|key| seen.insert(*key))
+        .collect()
+}
+
+/// The device that holds each state: the one whose nodes use it.
+fn state_devices(placed: &Placed) -> Vec<Option<usize>> {
+    let user = |s: StateId| {
+        placed
+            .splits
+            .iter()
+            .find(|split| split.nodes.iter().any(|n| placed.graph.nodes[n.index()].state == Some(s)))
+            .map(|split| split.device)
+    };
+    (0..placed.graph.states.len()).map(|s| user(StateId(s as u32))).collect()
+}
+
+/// Checks that weights, state and workspace fit every device before anything is allocated.
+pub(super) fn check_budget(plan: &Plan, states: &[StateSpec]) -> Result<(), RuntimeError> {
+    let placed = &plan.placed;
+    let homes = state_devices(placed);
+    for (d, device) in placed.devices.iter().enumerate() {
+        let overflow = |what: &str| RuntimeError::SizeOverflow { what: what.to_string() };
+        let mut weights = 0u64;
+        for (_, w, how) in residents(placed).into_iter().filter(|r| r.0 == d) {
+            let decl = &placed.graph.weights[w.index()];
+            let bytes = device.weight_bytes(decl, how).ok_or_else(|| overflow(&decl.name))?;
+            weights = weights.checked_add(bytes).ok_or_else(|| overflow("all weights"))?;
+        }
+        let mut state = 0u64;
+        for spec in homes.iter().zip(states).filter(|(home, _)| **home == Some(d)).map(|(_, s)| s) {
+            let bytes = spec.bytes().ok_or_else(|| overflow(&spec.decl.name))? as u64;
+            state = state.checked_add(bytes).ok_or_else(|| overflow("all state"))?;
+        }
+        let workspace = plan.memory[d].bytes as u64;
+        let needed = weights
+            .checked_add(state)
+            .and_then(|n| n.checked_add(workspace))
+            .ok_or_else(|| overflow("memory"))?;
+        if needed == 0 {
+            // It takes no part: what it says about its memory does not matter.
+            continue;
+        }
+        let available = match device.memory() {
+            Memory::Unbounded => continue,
+            Memory::Available(bytes) => bytes,
+            Memory::QueryFailed(why) => return Err(RuntimeError::BudgetUnknown { device: device.id(), why }),
+        };
+        if needed > available {
+            let mib = |b: u64| b.div_ceil(1 << 20);
+            return Err(RuntimeError::OverBudget {
+                device: device.id(),
+                available: available >> 20,
+                needed: mib(needed),
+                weights: mib(weights),
+                state: mib(state),
+                workspace: mib(workspace),
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn load_weights(
+    placed: &Placed,
+    source: &dyn WeightSource,
+    progress: Progress<'_>,
+) -> Result<Weights, RuntimeError> {
+    let residents = residents(placed);
+    let size = |w: WeightId| placed.graph.weights[w.index()].bytes().unwrap_or(0) as u64;
+    let total = residents.iter().map(|r| size(r.1)).sum();
+    let mut done = 0;
+    let mut weights = Weights::new();
+    for (d, w, how) in residents {
+        let (decl, device) = (&placed.graph.weights[w.index()], &placed.devices[d]);
+        let data = source.load(decl)?;
+        let handle = device.load_weight(decl, how, data).map_err(|source| RuntimeError::Load {
+            what: format!("weight '{}'", decl.name),
+            device: device.id(),
+            source,
+        })?;
+        weights.insert((d, w, how), handle);
+        done += size(w);
+        progress(done, total);
+    }
+    Ok(weights)
+}
+
+/// State buffers by [`StateId`]; `None` where no node uses the state.
+pub(super) fn open_states(
+    placed: &Placed,
+    specs: &[StateSpec],
+) -> Result<Vec<Option<Arc<dyn StateBuffer>>>, RuntimeError> {
+    let homes = state_devices(placed);
+    homes
+        .iter()
+        .zip(specs)
+        .map(|(home, spec)| {
+            let Some(device) = home.map(|d| &placed.devices[d]) else { return Ok(None) };
+            device.open_state(spec).map(Some).map_err(|source| RuntimeError::Load {
+                what: format!("state '{}'", spec.decl.name),
+                device: device.id(),
+                source,
+            })
+        })
+        .collect()
+}
