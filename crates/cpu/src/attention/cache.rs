@@ -1,0 +1,177 @@
+//! Rows of a key or value cache, and the two conversions between f32 and f16. Widening is exact;
+//! narrowing rounds to nearest, ties to even, in software and in hardware alike.
+
+use half::f16;
+
+use crate::Kernels;
+
+/// A key or value cache, `[slots, width]`.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum CacheRows<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+}
+
+/// The same for writing.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum CacheRowsMut<'a> {
+    F32(&'a mut [f32]),
+    F16(&'a mut [f16]),
+}
+
+impl CacheRowsMut<'_> {
+    /// Writes `row` (as wide as the cache) at `slot`.
+    ///
+    /// # Panics
+    /// When the slot is outside the cache; the caller validates slots.
+    pub fn store(&mut self, kernels: &Kernels, slot: usize, row: &[f32]) {
+        let at = slot * row.len()..(slot + 1) * row.len();
+        match self {
+            CacheRowsMut::F32(rows) => rows[at].copy_from_slice(row),
+            // SAFETY: `Kernels` holds only what this machine can run; both slices have one length.
+            CacheRowsMut::F16(rows) => unsafe { (kernels.narrow)(row, &mut rows[at]) },
+        }
+    }
+}
+
+pub(crate) mod scalar {
+    use half::f16;
+
+    // The `const` conversions are software on every machine; the others may use F16C themselves.
+
+    pub(crate) fn narrow(x: &[f32], out: &mut [f16]) {
+        for (o, x) in out.iter_mut().zip(x) {
+            *o = f16::from_f32_const(*x);
+        }
+    }
+
+    /// Fills `out` with rows of `dim` numbers that lie `stride` apart.
+    pub(crate) fn widen_rows(x: &[f16], stride: usize, dim: usize, out: &mut [f32]) {
+        for (j, out) in out.chunks_exact_mut(dim).enumerate() {
+            widen(&x[j * stride..][..dim], out);
+        }
+    }
+
+    pub(super) fn widen(x: &[f16], out: &mut [f32]) {
+        for (o, x) in out.iter_mut().zip(x) {
+            *o = x.to_f32_const();
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2 {
+    use std::arch::x86_64::*;
+
+    use half::f16;
+
+    use crate::math::{
+        LANES,
+        avx2::{load, store},
+    };
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) fn narrow(x: &[f32], out: &mut [f16]) {
+        let (x8, x_tail) = x.as_chunks::<LANES>();
+        let (out8, out_tail) = out.as_chunks_mut::<LANES>();
+        for (o, x) in out8.iter_mut().zip(x8) {
+            let bits = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(load(x));
+            // SAFETY: `o` is eight f16, 16 bytes; the store needs no alignment.
+            unsafe { _mm_storeu_si128(o.as_mut_ptr().cast(), bits) }
+        }
+        super::scalar::narrow(x_tail, out_tail);
+    }
+
+    /// Rows that are asked for ahead: they lie too far apart for the hardware to foresee.
+    const AHEAD: usize = 8;
+    /// f16 in a cache line of 64 bytes.
+    const LINE: usize = 32;
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) fn widen_rows(x: &[f16], stride: usize, dim: usize, out: &mut [f32]) {
+        for (j, out) in out.chunks_exact_mut(dim).enumerate() {
+            if let Some(later) = x.get((j + AHEAD) * stride..).and_then(|x| x.get(..dim)) {
+                for line in later.chunks(LINE) {
+                    _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+                }
+            }
+            widen(&x[j * stride..][..dim], out);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn widen(x: &[f16], out: &mut [f32]) {
+        let (x8, x_tail) = x.as_chunks::<LANES>();
+        let (out8, out_tail) = out.as_chunks_mut::<LANES>();
+        for (o, x) in out8.iter_mut().zip(x8) {
+            // SAFETY: `x` is eight f16, 16 bytes; the load needs no alignment.
+            let bits = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+            store(o, _mm256_cvtph_ps(bits));
+        }
+        super::scalar::widen(x_tail, out_tail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Rng, assert_same_bits, with_edge_cases};
+
+    fn narrow(k: &Kernels, x: &[f32]) -> Vec<u16> {
+        let mut out = vec![f16::ZERO; x.len()];
+        CacheRowsMut::F16(&mut out).store(k, 0, x);
+        out.iter().map(|h| h.to_bits()).collect()
+    }
+
+    /// Every f16, every midpoint between neighbours (the ties) and its f32 neighbours, and random bits.
+    #[test]
+    fn narrowing_is_the_same_in_software_and_hardware() {
+        let mut x = Vec::new();
+        for bits in 0..0x7C00u16 {
+            let (a, b) = (f16::from_bits(bits).to_f32_const(), f16::from_bits(bits + 1).to_f32_const());
+            let middle = if b.is_finite() { a + (b - a) / 2.0 } else { 65520.0 };
+            for v in [a, middle, middle.next_up(), middle.next_down()] {
+                x.extend([v, -v]);
+            }
+        }
+        let mut rng = Rng::new(20);
+        x.extend((0..200_003).map(|_| f32::from_bits(rng.next())));
+        let x = with_edge_cases(x);
+        let (want, got) = (narrow(&Kernels::scalar(), &x), narrow(&Kernels::detect(), &x));
+        for ((x, want), got) in x.iter().zip(want).zip(got) {
+            assert_eq!(got, want, "{x:e} ({:08x})", x.to_bits());
+        }
+    }
+
+    #[test]
+    fn ties_go_to_even() {
+        let halfway = |odd_or_even: f32| odd_or_even + 0.5 * 2f32.powi(-10);
+        let x = [halfway(1.0), halfway(1.0 + 2f32.powi(-10)), 65519.9, 65520.0];
+        assert_eq!(narrow(&Kernels::detect(), &x), [0x3C00, 0x3C02, 0x7BFF, 0x7C00]);
+    }
+
+    /// Every f16, in rows that do not fill registers and with gaps between them.
+    #[test]
+    fn widening_is_exact_and_the_same_everywhere() {
+        let x: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        for (stride, dim) in [(64, 64), (16, 13)] {
+            let want: Vec<f32> = x.chunks(stride).flat_map(|x| &x[..dim]).map(|x| x.to_f32_const()).collect();
+            for kernels in [Kernels::scalar(), Kernels::detect()] {
+                let mut got = vec![0.0; want.len()];
+                // SAFETY: `Kernels` holds only what this machine can run.
+                unsafe { (kernels.widen_rows)(&x, stride, dim, &mut got) }
+                assert_same_bits(&got, &want);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stored_row_lies_at_its_slot() {
+        let mut rows = [0.0; 6];
+        CacheRowsMut::F32(&mut rows).store(&Kernels::detect(), 1, &[1.0, 2.0]);
+        assert_eq!(rows, [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]);
+    }
+}

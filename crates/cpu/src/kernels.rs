@@ -1,0 +1,120 @@
+//! The table of kernels of one instruction set.
+//!
+//! Each module of this crate defines its operations as plain Rust (`scalar`), repeats them for other
+//! instruction sets (`avx2`), and puts a checked method on [`Kernels`]. Which of them runs is decided
+//! once, when the table is made. Every table gives the same bits.
+//!
+//! Matrix products select their kernels themselves (`matmul`), because they depend on the weight format.
+
+use half::f16;
+use minfer_graph::RopeStyle;
+
+use crate::isa::Isa;
+use crate::{attention, elementwise, math, norm, rope, router};
+
+/// `x, out`.
+type Unary = unsafe fn(&[f32], &mut [f32]);
+/// `a, b, out`.
+type Binary = unsafe fn(&[f32], &[f32], &mut [f32]);
+
+/// The row kernels of one instruction set, as function pointers.
+///
+/// Invariant, and what makes the calls sound: a table exists only for an instruction set that this
+/// machine can run.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels {
+    isa: Isa,
+    pub(crate) max: unsafe fn(&[f32]) -> f32,
+    pub(crate) add: Binary,
+    pub(crate) mul: Binary,
+    pub(crate) silu: Unary,
+    pub(crate) swiglu: Binary,
+    pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    pub(crate) rope: unsafe fn(RopeStyle, &[f32], usize, &[f32], &mut [f32]),
+    pub(crate) softmax: Unary,
+    pub(crate) combine: Binary,
+    pub(crate) narrow: unsafe fn(&[f32], &mut [f16]),
+    pub(crate) widen_rows: unsafe fn(&[f16], usize, usize, &mut [f32]),
+    pub(crate) score: attention::ScoreFn,
+    pub(crate) exp_and_sum: unsafe fn(&mut [f32], f32) -> f32,
+    pub(crate) accumulate: attention::AccumulateFn,
+}
+
+impl Kernels {
+    /// The definitions; they run everywhere.
+    pub const fn scalar() -> Kernels {
+        Kernels {
+            isa: Isa::Scalar,
+            max: math::scalar::max,
+            add: elementwise::scalar::add,
+            mul: elementwise::scalar::mul,
+            silu: elementwise::scalar::silu,
+            swiglu: elementwise::scalar::swiglu,
+            rms_norm: norm::scalar::rms_norm,
+            rope: rope::scalar::rope,
+            softmax: router::scalar::softmax,
+            combine: router::scalar::combine,
+            narrow: attention::scalar::narrow,
+            widen_rows: attention::scalar::widen_rows,
+            score: attention::scalar::score,
+            exp_and_sum: attention::scalar::exp_and_sum,
+            accumulate: attention::scalar::accumulate,
+        }
+    }
+
+    /// The AVX2 kernels; `None` on a machine without AVX2, FMA and F16C.
+    pub fn avx2() -> Option<Kernels> {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::Avx2.is_available() {
+            return Some(Kernels {
+                isa: Isa::Avx2,
+                max: math::avx2::max,
+                add: elementwise::avx2::add,
+                mul: elementwise::avx2::mul,
+                silu: elementwise::avx2::silu,
+                swiglu: elementwise::avx2::swiglu,
+                rms_norm: norm::avx2::rms_norm,
+                rope: rope::avx2::rope,
+                softmax: router::avx2::softmax,
+                combine: router::avx2::combine,
+                narrow: attention::avx2::narrow,
+                widen_rows: attention::avx2::widen_rows,
+                score: attention::avx2::score,
+                exp_and_sum: attention::avx2::exp_and_sum,
+                accumulate: attention::avx2::accumulate,
+            });
+        }
+        None
+    }
+
+    /// The kernels of this instruction set; `None` where the machine lacks it.
+    pub fn for_isa(isa: Isa) -> Option<Kernels> {
+        match isa {
+            Isa::Scalar => Some(Kernels::scalar()),
+            Isa::Avx2 => Kernels::avx2(),
+        }
+    }
+
+    /// The fastest kernels of this machine.
+    pub fn detect() -> Kernels {
+        Kernels::for_isa(Isa::detect()).unwrap_or(Kernels::scalar())
+    }
+
+    /// The instruction set that the kernels use.
+    pub const fn isa(&self) -> Isa {
+        self.isa
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_exist_exactly_where_the_machine_can_run_them() {
+        for isa in Isa::ALL {
+            assert_eq!(Kernels::for_isa(isa).map(|k| k.isa()), isa.is_available().then_some(isa));
+        }
+        assert_eq!(Kernels::detect().isa(), Isa::detect());
+    }
+}

@@ -1,0 +1,112 @@
+//! 8 outputs of a float weight times 1 or 2 rows of f32.
+
+use std::arch::x86_64::*;
+
+use crate::pack::FloatFormat;
+use crate::pack::types::{BF16, F16, F32};
+
+/// A float format that AVX2 can load.
+pub(in crate::matmul) trait FloatLoad: FloatFormat {
+    /// Eight numbers as f32, exactly.
+    ///
+    /// # Safety
+    /// `p` points to eight numbers, and the code is inlined into a function with AVX2 and F16C.
+    unsafe fn load(p: *const u8) -> __m256;
+}
+
+impl FloatLoad for F32 {
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_loadu_ps(p.cast()) }
+    }
+}
+
+impl FloatLoad for F16 {
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+}
+
+impl FloatLoad for BF16 {
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: the caller's promise. A bf16 is the upper half of an f32.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+}
+
+/// How far ahead of the reads a single row's weights are fetched, in bytes. Measured on Zen 4 (2026): 512 beats none by
+/// 5 %, and 2048 loses 15 % on one thread.
+const PREFETCH: usize = 512;
+
+/// # Safety
+/// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), and the code is
+/// inlined into a function with AVX2, FMA and F16C.
+#[inline(always)]
+pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
+    k: usize,
+    weights: *const u8,
+    x: [*const f32; R],
+) -> [__m256; R] {
+    // SAFETY: the loops stay within `k` columns; the rest is the caller's promise.
+    unsafe {
+        let mut acc = [[_mm256_setzero_ps(); R]; 4];
+        let mut column = 0;
+        while column + 4 <= k {
+            if R == 1 {
+                prefetch::<F>(weights.add(8 * F::BYTES * column));
+            }
+            for (i, acc) in acc.iter_mut().enumerate() {
+                add_column::<F, R>(weights, x, column + i, acc);
+            }
+            column += 4;
+        }
+        for (i, acc) in acc.iter_mut().enumerate().take(k - column) {
+            add_column::<F, R>(weights, x, column + i, acc);
+        }
+        let [a0, a1, a2, a3] = acc;
+        let mut sums = [_mm256_setzero_ps(); R];
+        for r in 0..R {
+            sums[r] = _mm256_add_ps(_mm256_add_ps(a0[r], a1[r]), _mm256_add_ps(a2[r], a3[r]));
+        }
+        sums
+    }
+}
+
+/// # Safety
+/// As [`group_product`]; the column exists.
+#[inline(always)]
+unsafe fn add_column<F: FloatLoad, const R: usize>(
+    weights: *const u8,
+    x: [*const f32; R],
+    column: usize,
+    acc: &mut [__m256; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let w = F::load(weights.add(8 * F::BYTES * column));
+        for (acc, x) in acc.iter_mut().zip(x) {
+            *acc = _mm256_fmadd_ps(w, _mm256_set1_ps(x.add(column).read_unaligned()), *acc);
+        }
+    }
+}
+
+/// Fetches the lines that lie [`PREFETCH`] after four columns. Past the end of the weight this has no effect.
+///
+/// # Safety
+/// None beyond the instruction set.
+#[inline(always)]
+unsafe fn prefetch<F: FloatLoad>(p: *const u8) {
+    let mut line = 0;
+    while line < 4 * 8 * F::BYTES {
+        // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
+        line += 64;
+    }
+}

@@ -1,0 +1,137 @@
+//! The formats with blocks of 32: what they consist of, and how their file blocks are read.
+//!
+//! Sources: ggml's block structures (`ggml-common.h`), checked against `minfer_format::decode`.
+
+use minfer_format::BlockType;
+
+use super::layout::{Codes, FileBlock, Format, Head, Sub};
+
+/// Values of IQ4_NL and IQ4_XS codes.
+pub(super) const IQ4_VALUES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Doubled E2M1 values, plus 12 so that they are unsigned.
+const MXFP4_VALUES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// Low nibbles are columns 0..16, high nibbles 16..32.
+pub(super) fn read_nibbles(qs: &[u8], codes: &mut [u8]) {
+    for (j, q) in qs[..16].iter().enumerate() {
+        codes[j] = q & 15;
+        codes[j + 16] = q >> 4;
+    }
+}
+
+/// Bit `j` of a little-endian word is the fifth bit of column `j`.
+fn add_fifth_bits(qh: &[u8], codes: &mut [u8]) {
+    let bits = u32::from_le_bytes([qh[0], qh[1], qh[2], qh[3]]);
+    for (j, code) in codes[..32].iter_mut().enumerate() {
+        *code |= ((bits >> j & 1) as u8) << 4;
+    }
+}
+
+/// An f16 that the file adds, as one that is subtracted: only the sign changes.
+fn negated(f16: &[u8]) -> [u8; 2] {
+    [f16[0], f16[1] ^ 0x80]
+}
+
+pub(crate) struct Q4_0;
+impl Format for Q4_0 {
+    const TYPE: BlockType = BlockType::Q4_0;
+    const BITS: usize = 4;
+    const CODES: Codes = Codes::Offset(8);
+    const HEAD: Head = Head::Scale;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        out.scale = [b[0], b[1]];
+        read_nibbles(&b[2..], &mut out.codes);
+    }
+}
+
+pub(crate) struct Q4_1;
+impl Format for Q4_1 {
+    const TYPE: BlockType = BlockType::Q4_1;
+    const BITS: usize = 4;
+    const CODES: Codes = Codes::Offset(0);
+    const HEAD: Head = Head::ScaleMin;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        out.scale = [b[0], b[1]];
+        out.min = negated(&b[2..4]);
+        read_nibbles(&b[4..], &mut out.codes);
+    }
+}
+
+pub(crate) struct Q5_0;
+impl Format for Q5_0 {
+    const TYPE: BlockType = BlockType::Q5_0;
+    const BITS: usize = 5;
+    const CODES: Codes = Codes::Offset(16);
+    const HEAD: Head = Head::Scale;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        out.scale = [b[0], b[1]];
+        read_nibbles(&b[6..], &mut out.codes);
+        add_fifth_bits(&b[2..6], &mut out.codes);
+    }
+}
+
+pub(crate) struct Q5_1;
+impl Format for Q5_1 {
+    const TYPE: BlockType = BlockType::Q5_1;
+    const BITS: usize = 5;
+    const CODES: Codes = Codes::Offset(0);
+    const HEAD: Head = Head::ScaleMin;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        out.scale = [b[0], b[1]];
+        out.min = negated(&b[2..4]);
+        read_nibbles(&b[8..], &mut out.codes);
+        add_fifth_bits(&b[4..8], &mut out.codes);
+    }
+}
+
+pub(crate) struct Q8_0;
+impl Format for Q8_0 {
+    const TYPE: BlockType = BlockType::Q8_0;
+    const BITS: usize = 8;
+    const CODES: Codes = Codes::Signed;
+    const HEAD: Head = Head::Scale;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        out.scale = [b[0], b[1]];
+        out.codes[..32].copy_from_slice(&b[2..34]);
+    }
+}
+
+pub(crate) struct IQ4_NL;
+impl Format for IQ4_NL {
+    const TYPE: BlockType = BlockType::IQ4_NL;
+    const BITS: usize = 4;
+    const CODES: Codes = Codes::SignedTable(&IQ4_VALUES);
+    const HEAD: Head = Head::Scale;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        out.scale = [b[0], b[1]];
+        read_nibbles(&b[2..], &mut out.codes);
+    }
+}
+
+pub(crate) struct MXFP4;
+impl Format for MXFP4 {
+    const TYPE: BlockType = BlockType::MXFP4;
+    const BITS: usize = 4;
+    const CODES: Codes = Codes::OffsetTable(&MXFP4_VALUES, 12);
+    const HEAD: Head = Head::Exponent;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        out.scale[0] = b[0];
+        read_nibbles(&b[1..], &mut out.codes);
+    }
+}

@@ -1,0 +1,246 @@
+//! Steps that compute each row from the same row of their inputs: norms, elementwise ops, rope, routing,
+//! storing K and V. Worker `w` has the same rows in all of them, so chains of such steps need no barrier.
+
+use minfer_format::TensorBytes;
+use minfer_graph::{DType, Norm, Op, Rope, RopeTable, Router};
+
+use super::{Loc, PerWorker, Run, Step};
+use crate::device::CpuWeight;
+use crate::embed::gather_row;
+use crate::memory::CpuState;
+use crate::pool::Worker;
+use crate::quantize::q8_row_bytes;
+
+/// What a row step needs beside its operands.
+pub(crate) enum Extra {
+    None,
+    Weight(std::sync::Arc<CpuWeight>),
+    State(std::sync::Arc<dyn minfer_runtime::StateBuffer>),
+}
+
+pub(crate) struct RowStep {
+    pub(super) op: Op,
+    pub(super) inputs: Vec<Loc>,
+    pub(super) outputs: Vec<Loc>,
+    pub(super) extra: Extra,
+    /// Innermost dimension of the first input: the length that is quantised or combined at a time.
+    pub(super) last: usize,
+    /// A row of floats for fused steps.
+    pub(super) scratch: PerWorker<Vec<f32>>,
+}
+
+/// One row of one step.
+struct Row<'a> {
+    step: &'a RowStep,
+    run: &'a Run<'a>,
+    row: usize,
+}
+
+impl Step for RowStep {
+    unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
+        let lead = self.outputs.first().unwrap_or(&self.inputs[0]);
+        for row in worker.share(run.rows(lead), 1) {
+            let row = Row { step: self, run, row };
+            // SAFETY: by the caller's promise, and rows of different workers differ.
+            unsafe { row.compute(self.scratch.get(worker)) }
+        }
+    }
+}
+
+impl<'a> Row<'a> {
+    unsafe fn f32(&self, input: usize) -> &'a [f32] {
+        // SAFETY: inputs are complete (`Step::run`), and graph validation fixed the type.
+        unsafe { self.run.get(&self.step.inputs[input], self.row, 1) }
+    }
+
+    unsafe fn i32(&self, input: usize) -> &'a [i32] {
+        // SAFETY: as in `f32`.
+        unsafe { self.run.get(&self.step.inputs[input], self.row, 1) }
+    }
+
+    unsafe fn out<T: Copy>(&self, output: usize) -> &'a mut [T] {
+        // SAFETY: this worker alone has this row.
+        unsafe { self.run.get_mut(&self.step.outputs[output], self.row) }
+    }
+
+    fn vector(&self) -> &'a [f32] {
+        match &self.step.extra {
+            Extra::Weight(w) => match &**w {
+                CpuWeight::Vector(v) => v,
+                _ => &[],
+            },
+            _ => &[],
+        }
+    }
+
+    /// # Safety
+    /// As [`Step::run`], for this row.
+    unsafe fn compute(&self, scratch: &mut [f32]) {
+        let k = self.run.kernels;
+        // SAFETY: every access below is to this row of the step's operands, with the types that graph
+        // validation has checked.
+        unsafe {
+            match &self.step.op {
+                Op::Embed => self.embed(),
+                Op::RmsNorm(n) => k.rms_norm(self.f32(0), self.vector(), n.eps, self.out(0)),
+                Op::RmsNormQuantize(n) => self.norm_quantize(n, scratch),
+                Op::AddRmsNorm(n) => {
+                    let sum: &mut [f32] = self.out(0);
+                    k.add(self.f32(0), self.f32(1), sum);
+                    k.rms_norm(sum, self.vector(), n.eps, self.out(1));
+                }
+                Op::Quantize => self.quantize(self.f32(0)),
+                Op::SwiGluQuantize => {
+                    let x = self.f32(0);
+                    k.swiglu(x, self.f32(1), &mut scratch[..x.len()]);
+                    self.quantize(&scratch[..x.len()]);
+                }
+                Op::BiasAdd => k.add(self.f32(0), self.vector(), self.out(0)),
+                Op::Scale => self.scale(self.vector().first().copied().unwrap_or(1.0)),
+                Op::ExpertScale => self.expert_scale(),
+                Op::Add => k.add(self.f32(0), self.f32(1), self.out(0)),
+                Op::Mul => k.mul(self.f32(0), self.f32(1), self.out(0)),
+                Op::Silu => k.silu(self.f32(0), self.out(0)),
+                Op::SwiGlu => k.swiglu(self.f32(0), self.f32(1), self.out(0)),
+                Op::RopeTable(t) => self.rope_table(t),
+                Op::Rope(r) => self.rope(r),
+                Op::StoreKv => self.store_kv(),
+                Op::Router(r) => self.route(r, scratch),
+                Op::CombineExperts => k.combine(self.f32(0), self.f32(1), self.out(0)),
+                Op::ArgMax => self.out(0)[0] = k.argmax(self.f32(0)) as i32,
+                Op::MatMul | Op::GroupedMatMul | Op::Attend(_) | Op::GatherRows => {
+                    self.run.fail(format!("{} is not a row step", self.step.op.name()));
+                }
+            }
+        }
+    }
+
+    unsafe fn embed(&self) {
+        // SAFETY: as in `compute`.
+        let (id, out) = unsafe { (self.i32(0)[0], self.out(0)) };
+        let Extra::Weight(w) = &self.step.extra else { return };
+        let CpuWeight::Rows { ty, bytes } = &**w else { return };
+        let table: &TensorBytes = bytes;
+        let result = match usize::try_from(id) {
+            Ok(id) => gather_row(*ty, table, id, out).map_err(|e| e.to_string()),
+            Err(_) => Err(format!("token id {id} is negative")),
+        };
+        if let Err(why) = result {
+            out.fill(0.0);
+            self.run.fail(why);
+        }
+    }
+
+    unsafe fn norm_quantize(&self, n: &Norm, scratch: &mut [f32]) {
+        // SAFETY: as in `compute`.
+        unsafe {
+            let x = self.f32(0);
+            let normed = &mut scratch[..x.len()];
+            self.run.kernels.rms_norm(x, self.vector(), n.eps, normed);
+            self.quantize(normed);
+        }
+    }
+
+    /// Each innermost run of numbers becomes a quantised row of its own.
+    unsafe fn quantize(&self, x: &[f32]) {
+        let last = self.step.last;
+        // SAFETY: as in `compute`; the function was selected for this machine.
+        unsafe {
+            let out: &mut [u8] = self.out(0);
+            for (x, out) in x.chunks_exact(last).zip(out.chunks_exact_mut(q8_row_bytes(last))) {
+                (self.run.quantize)(x, out);
+            }
+        }
+    }
+
+    unsafe fn scale(&self, factor: f32) {
+        // SAFETY: as in `compute`.
+        let (x, out) = unsafe { (self.f32(0), self.out::<f32>(0)) };
+        out.iter_mut().zip(x).for_each(|(o, x)| *o = x * factor);
+    }
+
+    unsafe fn expert_scale(&self) {
+        // SAFETY: as in `compute`.
+        let (y, ids, out) = unsafe { (self.f32(0), self.i32(1), self.out::<f32>(0)) };
+        let (n, scales) = (self.step.last, self.vector());
+        for ((y, out), &id) in y.chunks_exact(n).zip(out.chunks_exact_mut(n)).zip(ids) {
+            let factor = scales.get(id as usize).copied().unwrap_or(f32::NAN);
+            out.iter_mut().zip(y).for_each(|(o, y)| *o = y * factor);
+        }
+    }
+
+    unsafe fn rope_table(&self, t: &RopeTable) {
+        // SAFETY: as in `compute`.
+        let (position, out) = unsafe { (self.i32(0)[0], self.out(0)) };
+        crate::rope::table(&t.inv_freq, t.attention_factor, position, out);
+    }
+
+    unsafe fn rope(&self, r: &Rope) {
+        // SAFETY: as in `compute`.
+        unsafe { self.run.kernels.rope(r.style, self.f32(0), r.head_dim, self.f32(1), self.out(0)) }
+    }
+
+    unsafe fn store_kv(&self) {
+        let Extra::State(state) = &self.step.extra else { return };
+        let Some(state) = state.as_any().downcast_ref::<CpuState>() else { return };
+        // SAFETY: as in `compute`.
+        let (rows, slot) = unsafe { ([self.f32(0), self.f32(1)], self.i32(2)[0]) };
+        let Ok(slot) = usize::try_from(slot) else { return };
+        if slot >= state.slots() {
+            self.run.fail(format!("slot {slot} is outside of {} slots", state.slots()));
+            return;
+        }
+        for (part, row) in rows.into_iter().enumerate() {
+            // SAFETY: the slot exists, and the engine gives every row of a step a slot of its own.
+            unsafe { state.slot_mut(part, slot).store(self.run.kernels, 0, row) }
+        }
+    }
+
+    unsafe fn route(&self, r: &Router, scratch: &mut [f32]) {
+        // SAFETY: as in `compute`.
+        unsafe {
+            let logits = self.f32(0);
+            let probabilities = &mut scratch[..logits.len()];
+            self.run.kernels.route(logits, r.renormalise, probabilities, self.out(0), self.out(1));
+        }
+    }
+}
+
+/// Rows picked by index: reads other rows than it writes, so it is not a row step.
+pub(crate) struct GatherStep {
+    pub(super) x: Loc,
+    pub(super) index: Loc,
+    pub(super) out: Loc,
+}
+
+impl Step for GatherStep {
+    unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
+        for row in worker.share(run.rows(&self.out), 1) {
+            // SAFETY: by the caller's promise; the source row is checked.
+            unsafe {
+                let from = run.get::<i32>(&self.index, row, 1)[0];
+                match usize::try_from(from) {
+                    Ok(from) if from < run.rows(&self.x) => {
+                        run.get_mut::<f32>(&self.out, row).copy_from_slice(run.get(&self.x, from, 1));
+                    }
+                    _ => run.fail(format!("output row {from} of {} rows", run.rows(&self.x))),
+                }
+            }
+        }
+    }
+}
+
+/// Whether an op's rows depend only on the same rows of its inputs.
+pub(super) fn is_row_op(op: &Op) -> bool {
+    !matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attend(_) | Op::GatherRows)
+}
+
+/// Floats of scratch that a row of this op takes.
+pub(super) fn scratch_len(op: &Op, width: usize) -> usize {
+    match op {
+        Op::RmsNormQuantize(_) | Op::SwiGluQuantize | Op::Router(_) => width,
+        _ => 0,
+    }
+}
+
+const _: () = assert!(DType::Q8.row_bytes(64) == q8_row_bytes(64));

@@ -1,0 +1,175 @@
+//! Experts: from a row of router logits to the chosen experts and their weights, and the weighted sum
+//! of what they returned. The expert products themselves are matrix products and live with those.
+
+use crate::{Kernels, select::top_k};
+
+impl Kernels {
+    /// Softmax of one row: `exp(x - max) / sum`, the sum in lanes.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn softmax(&self, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "softmax: lengths differ");
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (self.softmax)(x, out) }
+    }
+
+    /// Chooses `ids.len()` experts by softmax probability and writes ids and weights in rank order.
+    ///
+    /// Equal probabilities: the lower expert. `renormalize` divides the weights by their sum, taken
+    /// in rank order. `probabilities` is scratch as long as `logits`.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn route(
+        &self,
+        logits: &[f32],
+        renormalize: bool,
+        probabilities: &mut [f32],
+        ids: &mut [i32],
+        weights: &mut [f32],
+    ) {
+        self.softmax(logits, probabilities);
+        top_k(probabilities, ids, weights);
+        if renormalize {
+            let sum = weights.iter().fold(0.0, |sum, w| sum + w);
+            weights.iter_mut().for_each(|w| *w /= sum);
+        }
+    }
+
+    /// `out = sum(weights[r] * y[r])` over the ranks of `y` (`[top_k, n]`), in rank order: the first
+    /// product is rounded, each further one is added with FMA.
+    ///
+    /// # Panics
+    /// When `y` is not one row of `out.len()` per weight, or there is no weight.
+    pub fn combine(&self, y: &[f32], weights: &[f32], out: &mut [f32]) {
+        assert!(!weights.is_empty() && y.len() == weights.len() * out.len(), "combine: lengths");
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (self.combine)(y, weights, out) }
+    }
+}
+
+pub(crate) mod scalar {
+    use crate::math::{exp, scalar as math};
+
+    pub(crate) fn softmax(x: &[f32], out: &mut [f32]) {
+        let max = math::max(x);
+        for (o, x) in out.iter_mut().zip(x) {
+            *o = exp(x - max);
+        }
+        let sum = math::sum(out);
+        out.iter_mut().for_each(|o| *o /= sum);
+    }
+
+    #[inline(always)]
+    pub(crate) fn combine(y: &[f32], weights: &[f32], out: &mut [f32]) {
+        let (first, rest) = y.split_at(out.len());
+        for (o, y) in out.iter_mut().zip(first) {
+            *o = weights[0] * y;
+        }
+        for (rank, w) in weights[1..].iter().enumerate() {
+            let y = &rest[rank * out.len()..];
+            for (o, y) in out.iter_mut().zip(y) {
+                *o = w.mul_add(*y, *o);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2 {
+    use crate::math::{
+        LANES,
+        avx2::{exp, load, max, store, to_array},
+        exp as exp_of, sum_lanes,
+    };
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn softmax(x: &[f32], out: &mut [f32]) {
+        let max = max(x);
+        let (x8, x_tail) = x.as_chunks::<LANES>();
+        let (out8, out_tail) = out.as_chunks_mut::<LANES>();
+        let mut lanes = _mm256_setzero_ps();
+        for (o, x) in out8.iter_mut().zip(x8) {
+            let e = exp(_mm256_sub_ps(load(x), _mm256_set1_ps(max)));
+            lanes = _mm256_add_ps(lanes, e);
+            store(o, e);
+        }
+        let mut lanes = to_array(lanes);
+        for ((o, x), lane) in out_tail.iter_mut().zip(x_tail).zip(&mut lanes) {
+            *o = exp_of(x - max);
+            *lane += *o;
+        }
+        let sum = sum_lanes(lanes);
+        for o in out {
+            *o /= sum;
+        }
+    }
+
+    /// The scalar source with wider instructions; elements stand alone.
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn combine(y: &[f32], weights: &[f32], out: &mut [f32]) {
+        super::scalar::combine(y, weights, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Kernels;
+    use crate::testing::{Rng, assert_close, assert_same_bits, with_edge_cases};
+
+    fn softmax(k: &Kernels, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        k.softmax(x, &mut out);
+        out
+    }
+
+    /// Against f64 on |x| <= 15, where rounding `x - max` moves the exponent by up to 2e-6; results
+    /// are at most 1, bound 3e-6.
+    #[test]
+    fn softmax_is_accurate_and_the_same_on_every_isa() {
+        let mut rng = Rng::new(10);
+        for n in [1, 7, 8, 60, 128, 513] {
+            let x = rng.floats(n, 15.0);
+            let got = softmax(&Kernels::detect(), &x);
+            let max = x.iter().fold(f64::MIN, |m, &x| m.max(f64::from(x)));
+            let e: Vec<f64> = x.iter().map(|&x| (f64::from(x) - max).exp()).collect();
+            let sum: f64 = e.iter().sum();
+            assert_close(&got, &e.iter().map(|e| e / sum).collect::<Vec<_>>(), 3e-6);
+            assert_same_bits(&got, &softmax(&Kernels::scalar(), &x));
+            let bad = with_edge_cases(x);
+            assert_same_bits(&softmax(&Kernels::detect(), &bad), &softmax(&Kernels::scalar(), &bad));
+        }
+    }
+
+    #[test]
+    fn routing_takes_the_lower_expert_of_equals_and_renormalises() {
+        let k = Kernels::detect();
+        let logits = [0.0, 2.0, 1.0, 2.0, -1.0];
+        let (mut p, mut ids, mut w) = ([0.0; 5], [0; 3], [0.0; 3]);
+        k.route(&logits, false, &mut p, &mut ids, &mut w);
+        assert_eq!(ids, [1, 3, 2]);
+        assert_eq!(w, [p[1], p[3], p[2]]);
+        let sum = w[0] + w[1] + w[2];
+        let want = w.map(|w| w / sum);
+        k.route(&logits, true, &mut p, &mut ids, &mut w);
+        assert_eq!(w, want);
+    }
+
+    /// Against f64; at most four terms below 4 each, bound 1e-6.
+    #[test]
+    fn combine_sums_in_rank_order() {
+        let mut rng = Rng::new(11);
+        for (ranks, n) in [(1, 5), (2, 9), (4, 131)] {
+            let (y, w) = (rng.floats(ranks * n, 2.0), rng.floats(ranks, 2.0));
+            let [mut got, mut want] = [vec![0.0; n], vec![0.0; n]];
+            Kernels::detect().combine(&y, &w, &mut got);
+            Kernels::scalar().combine(&y, &w, &mut want);
+            assert_same_bits(&got, &want);
+            let term = |r: usize, i: usize| f64::from(w[r]) * f64::from(y[r * n + i]);
+            let exact: Vec<f64> = (0..n).map(|i| (0..ranks).map(|r| term(r, i)).sum()).collect();
+            assert_close(&got, &exact, 1e-6);
+        }
+    }
+}
