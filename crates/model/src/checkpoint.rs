@@ -1,0 +1,268 @@
+//! Where a model's settings and weights come from, behind one face.
+//!
+//! Three sources: a GGUF file, a Hugging Face directory, and a [`Shape`] whose weights are made from a seed.
+//! Settings are asked for by their GGUF key suffix and their `config.json` path; weights by the names that
+//! each source gives them.
+
+use std::path::Path;
+
+use minfer_format::bytes::AlignedBuf;
+use minfer_format::{BlockType, Gguf, HfDir, TensorBytes, decode_row, synth};
+use minfer_graph::WeightDecl;
+use serde_json::Value as Json;
+
+use crate::error::ModelError;
+use crate::shapes::Shape;
+
+/// An opened model file, directory or shape.
+pub enum Checkpoint {
+    /// A GGUF file.
+    Gguf(Gguf),
+    /// A Hugging Face directory.
+    Hf(HfDir),
+    /// Weights made from a seed.
+    Shape(Shape),
+}
+
+/// The two names of a weight: GGUF and Hugging Face, without `.weight`, with `{}` for the layer.
+pub(crate) type Names = (&'static str, &'static str);
+
+impl Checkpoint {
+    /// Opens a GGUF file, or a directory with `config.json`.
+    ///
+    /// # Errors
+    /// The path does not exist, or what it holds is damaged or something else.
+    pub fn open(path: &Path) -> Result<Checkpoint, ModelError> {
+        if path.is_dir() {
+            return Ok(Checkpoint::Hf(HfDir::open(path)?));
+        }
+        Ok(Checkpoint::Gguf(Gguf::open(path)?))
+    }
+
+    /// The path or name, for messages.
+    pub fn name(&self) -> String {
+        match self {
+            Checkpoint::Gguf(g) => g.path().display().to_string(),
+            Checkpoint::Hf(d) => d.path().display().to_string(),
+            Checkpoint::Shape(s) => s.to_string(),
+        }
+    }
+
+    pub(crate) fn is_hf(&self) -> bool {
+        matches!(self, Checkpoint::Hf(_))
+    }
+
+    /// The architecture's name as the source spells it.
+    pub(crate) fn architecture(&self) -> Result<String, ModelError> {
+        match self {
+            Checkpoint::Gguf(g) => Ok(g.metadata().string("general.architecture")?.to_string()),
+            Checkpoint::Hf(d) => match d.config().get("model_type").and_then(Json::as_str) {
+                Some(name) => Ok(name.to_string()),
+                None => Err(self.bad("config.json: model_type", "is missing")),
+            },
+            Checkpoint::Shape(s) => Ok(s.preset.arch.to_string()),
+        }
+    }
+
+    pub(crate) fn bad(&self, key: &str, why: impl Into<String>) -> ModelError {
+        ModelError::BadSetting { source_name: self.name(), key: key.to_string(), why: why.into() }
+    }
+
+    /// Type and shape of a tensor by its full name.
+    fn tensor(&self, name: &str) -> Result<Option<(BlockType, Vec<usize>)>, ModelError> {
+        match self {
+            Checkpoint::Gguf(g) => Ok(g.tensor(name).map(|t| (t.ty, t.shape.clone()))),
+            Checkpoint::Hf(d) if d.tensor(name).is_none() => Ok(None),
+            Checkpoint::Hf(d) => {
+                let shape = d.tensor(name).map(|t| t.shape.clone()).unwrap_or_default();
+                Ok(Some((d.weight(name)?.0, shape)))
+            }
+            Checkpoint::Shape(_) => Ok(None),
+        }
+    }
+
+    /// The full name of a tensor in this source: `suffix` is `weight`, `bias` or `scale`.
+    fn full_name(&self, names: Names, layer: Option<usize>, suffix: &str) -> String {
+        let (gguf, hf) = names;
+        let (prefix, stem) = match (self.is_hf(), layer) {
+            (true, Some(i)) => (format!("model.layers.{i}."), hf),
+            (true, None) => (String::new(), hf),
+            (false, Some(i)) => (format!("blk.{i}."), gguf),
+            (false, None) => (String::new(), gguf),
+        };
+        format!("{prefix}{stem}.{suffix}")
+    }
+
+    /// A weight that must be there, of this shape.
+    pub(crate) fn weight(
+        &self,
+        names: Names,
+        layer: Option<usize>,
+        suffix: &str,
+        shape: &[usize],
+    ) -> Result<WeightDecl, ModelError> {
+        let tensor = self.full_name(names, layer, suffix);
+        if let Checkpoint::Shape(s) = self {
+            let ty = s.tensor_type(&tensor, shape);
+            return Ok(WeightDecl { name: tensor.clone(), ty, shape: shape.to_vec(), tensors: vec![tensor] });
+        }
+        match self.optional(names, layer, suffix, shape)? {
+            Some(decl) => Ok(decl),
+            None => Err(ModelError::MissingTensor { source_name: self.name(), tensor }),
+        }
+    }
+
+    /// A weight that may be absent; if it is there, it must have this shape. A shape has no optional weights.
+    pub(crate) fn optional(
+        &self,
+        names: Names,
+        layer: Option<usize>,
+        suffix: &str,
+        shape: &[usize],
+    ) -> Result<Option<WeightDecl>, ModelError> {
+        let name = self.full_name(names, layer, suffix);
+        let Some((ty, found)) = self.tensor(&name)? else { return Ok(None) };
+        self.check_shape(&name, &found, shape)?;
+        self.check_rows(&name, ty, shape)?;
+        Ok(Some(WeightDecl { name: name.clone(), ty, shape: shape.to_vec(), tensors: vec![name] }))
+    }
+
+    /// A stack of one matrix per expert: one tensor in GGUF, one per expert in Hugging Face directories,
+    /// whose name has `{}` for the expert.
+    pub(crate) fn experts(
+        &self,
+        names: Names,
+        layer: usize,
+        shape: [usize; 3],
+    ) -> Result<WeightDecl, ModelError> {
+        if !self.is_hf() {
+            return self.weight(names, Some(layer), "weight", &shape);
+        }
+        let tensor =
+            |e: usize| format!("model.layers.{layer}.{}.weight", names.1.replace("{}", &e.to_string()));
+        let tensors: Vec<String> = (0..shape[0]).map(tensor).collect();
+        let mut first: Option<BlockType> = None;
+        for name in &tensors {
+            let missing = || ModelError::MissingTensor { source_name: self.name(), tensor: name.clone() };
+            let (ty, found) = self.tensor(name)?.ok_or_else(missing)?;
+            self.check_shape(name, &found, &shape[1..])?;
+            let first_ty = *first.get_or_insert(ty);
+            if first_ty != ty {
+                return Err(ModelError::MixedTypes {
+                    source_name: self.name(),
+                    first: tensors[0].clone(),
+                    first_ty: first_ty.to_string(),
+                    second: name.clone(),
+                    second_ty: ty.to_string(),
+                });
+            }
+        }
+        let name = format!("model.layers.{layer}.{}.weight", names.1.replace("{}", "*"));
+        let ty = first.unwrap_or(BlockType::F32);
+        Ok(WeightDecl { name, ty, shape: shape.to_vec(), tensors })
+    }
+
+    fn check_shape(&self, tensor: &str, found: &[usize], expected: &[usize]) -> Result<(), ModelError> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(ModelError::WrongShape {
+            source_name: self.name(),
+            tensor: tensor.to_string(),
+            found: found.to_vec(),
+            expected: expected.to_vec(),
+        })
+    }
+
+    /// Products with quantised weights take activations in blocks of 32.
+    fn check_rows(&self, tensor: &str, ty: BlockType, shape: &[usize]) -> Result<(), ModelError> {
+        match shape.last() {
+            Some(&k) if ty.is_quantized() && !k.is_multiple_of(32) => Err(ModelError::RowLength {
+                source_name: self.name(),
+                tensor: tensor.to_string(),
+                ty: ty.to_string(),
+                k,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Outermost dimension of a tensor, such as the vocabulary size of the embedding.
+    pub(crate) fn rows_of(&self, names: Names) -> Result<usize, ModelError> {
+        let tensor = self.full_name(names, None, "weight");
+        if let Checkpoint::Shape(s) = self {
+            return Ok(s.preset.vocab);
+        }
+        match self.tensor(&tensor)? {
+            Some((_, shape)) if shape.len() == 2 => Ok(shape[0]),
+            Some((_, found)) => {
+                Err(self.bad(&tensor, format!("has shape {found:?}, expected two dimensions")))
+            }
+            None => Err(ModelError::MissingTensor { source_name: self.name(), tensor }),
+        }
+    }
+
+    /// The numbers of a small vector that the model needs before its graph is built.
+    pub(crate) fn vector(&self, decl: &WeightDecl) -> Result<Vec<f32>, ModelError> {
+        let bytes = self.load(decl)?;
+        let mut numbers = vec![0.0; decl.shape.iter().product()];
+        decode_row(decl.ty, &bytes, &mut numbers).map_err(|e| self.bad(&decl.name, e.to_string()))?;
+        Ok(numbers)
+    }
+
+    /// The bytes of a weight in its own encoding; stacked tensors are joined.
+    ///
+    /// # Errors
+    /// The file is damaged or cannot be read.
+    pub fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
+        match self {
+            Checkpoint::Gguf(g) => Ok(g.data(&decl.name)?),
+            Checkpoint::Shape(s) => self.fill(decl, s),
+            Checkpoint::Hf(d) => match &decl.tensors[..] {
+                [one] => Ok(d.weight(one)?.1),
+                many => self.join(d, many),
+            },
+        }
+    }
+
+    fn join(&self, dir: &HfDir, tensors: &[String]) -> Result<TensorBytes, ModelError> {
+        let parts = tensors.iter().map(|t| Ok(dir.weight(t)?.1)).collect::<Result<Vec<_>, ModelError>>()?;
+        let mut joined = AlignedBuf::zeroed(parts.iter().map(|p| p.len()).sum());
+        let mut at = 0;
+        for part in &parts {
+            joined[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        Ok(joined.into())
+    }
+
+    fn fill(&self, decl: &WeightDecl, shape: &Shape) -> Result<TensorBytes, ModelError> {
+        let bytes = decl.bytes().ok_or_else(|| self.bad(&decl.name, "has a size that overflows"))?;
+        let mut buffer = AlignedBuf::zeroed(bytes);
+        shape.fill(decl, &mut buffer);
+        Ok(buffer.into())
+    }
+
+    /// Bytes of the weights' files; for a shape, 0.
+    pub fn file_bytes(&self) -> u64 {
+        match self {
+            Checkpoint::Gguf(g) => g.file_bytes(),
+            Checkpoint::Hf(d) => d.file_bytes(),
+            Checkpoint::Shape(_) => 0,
+        }
+    }
+}
+
+impl Shape {
+    /// Norm weights are about one, matrices have a deviation that keeps activations near one.
+    fn fill(&self, decl: &WeightDecl, out: &mut [u8]) {
+        let seed = decl.name.bytes().fold(self.seed, |h, b| h.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
+        if decl.name.ends_with("norm.weight") {
+            out.chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&1f32.to_le_bytes()));
+            return;
+        }
+        let k = decl.shape.last().copied().unwrap_or(1).max(1);
+        let std = if decl.name.starts_with("token_embd") { 1.0 } else { 1.0 / (k as f32).sqrt() };
+        synth::fill_random(decl.ty, seed, std, out);
+    }
+}

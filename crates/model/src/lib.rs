@@ -1,0 +1,72 @@
+//! Model architectures: one file each, and what they share.
+//!
+//! In: a [`Checkpoint`] (a GGUF file, a Hugging Face directory, or a shape to be filled from a seed). Out: a
+//! [`Model`], which knows its hyper-parameters and builds the graph of one step, weights and states
+//! declared by name. How anything is computed or stored does not belong here.
+//!
+//! A new architecture is one file with a `load` function plus one line in [`ARCHITECTURES`].
+
+mod checkpoint;
+mod decoder;
+mod error;
+mod hyper;
+mod llama;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
+mod rope;
+mod shapes;
+
+pub use checkpoint::Checkpoint;
+pub use error::ModelError;
+pub use hyper::{Experts, Hyper};
+pub use shapes::{SHAPES, Shape};
+
+use minfer_graph::Graph;
+
+/// A loaded architecture.
+pub trait Model: Send + Sync {
+    /// Sizes and settings.
+    fn hyper(&self) -> &Hyper;
+
+    /// The graph of one step. Inputs: `tokens`, `positions`, `slots`, `table_at` (i32 per row), `pages`
+    /// (i32, at most `page_table` of them), `out_rows` (i32 per output). Output: `logits` f32 `[outs, vocab]`.
+    ///
+    /// # Errors
+    /// A missing tensor or a wrong shape, by name.
+    fn graph(&self, checkpoint: &Checkpoint, page_table: usize) -> Result<Graph, ModelError>;
+}
+
+/// One row of the architecture table.
+pub struct Architecture {
+    /// `general.architecture` in GGUF files.
+    pub gguf: &'static str,
+    /// `model_type` in Hugging Face configurations.
+    pub hf: &'static str,
+    load: fn(&Checkpoint) -> Result<Box<dyn Model>, ModelError>,
+}
+
+/// Every architecture.
+pub const ARCHITECTURES: [Architecture; 4] = [
+    Architecture { gguf: "llama", hf: "llama", load: llama::load },
+    Architecture { gguf: "qwen2", hf: "qwen2", load: qwen2::load },
+    Architecture { gguf: "qwen3", hf: "qwen3", load: qwen3::load },
+    Architecture { gguf: "qwen3moe", hf: "qwen3_moe", load: qwen3_moe::load },
+];
+
+/// Recognises the architecture of a checkpoint and reads its hyper-parameters.
+///
+/// # Errors
+/// An unknown architecture (with the known list), or one whose settings are not supported.
+pub fn load(checkpoint: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
+    let name = checkpoint.architecture()?;
+    let known = |a: &Architecture| if checkpoint.is_hf() { a.hf } else { a.gguf };
+    match ARCHITECTURES.iter().find(|a| known(a) == name) {
+        Some(a) => (a.load)(checkpoint),
+        None => Err(ModelError::UnknownArchitecture {
+            source_name: checkpoint.name(),
+            name,
+            known: ARCHITECTURES.iter().map(known).collect::<Vec<_>>().join(", "),
+        }),
+    }
+}

@@ -1,0 +1,41 @@
+//! Qwen3-MoE: Qwen3 with a mixture of experts in place of most feed-forward blocks (Yang et al. 2025).
+
+use minfer_graph::{Graph, RopeStyle};
+
+use crate::Model;
+use crate::checkpoint::Checkpoint;
+use crate::decoder::{ATTN_NORM, AttentionStyle, Decoder, FFN_NORM};
+use crate::error::ModelError;
+use crate::hyper::Hyper;
+
+struct Qwen3Moe {
+    hyper: Hyper,
+}
+
+pub(crate) fn load(ck: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
+    Ok(Box::new(Qwen3Moe { hyper: Hyper::read(ck, "qwen3moe", true)? }))
+}
+
+impl Model for Qwen3Moe {
+    fn hyper(&self) -> &Hyper {
+        &self.hyper
+    }
+
+    fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        let style = AttentionStyle { rope: RopeStyle::HalfSplit, qk_norm: true, qkv_bias: false };
+        let (mut d, mut x) = Decoder::start(ck, &self.hyper, page_table)?;
+        for layer in 0..self.hyper.layers {
+            d.enter(layer);
+            let h = d.norm(x, ATTN_NORM)?;
+            let attended = d.attention(h, style)?;
+            x = d.residual(x, attended, true);
+            let h = d.norm(x, FFN_NORM)?;
+            let fed = match &self.hyper.experts {
+                Some(e) if !e.dense_layers.contains(&layer) => d.moe(h, e)?,
+                _ => d.swiglu(h)?,
+            };
+            x = d.residual(x, fed, false);
+        }
+        d.finish(x)
+    }
+}
