@@ -1,0 +1,53 @@
+//! What can go wrong between a model file and a token.
+
+use minfer_model::ModelError;
+use minfer_runtime::{BackendError, RuntimeError};
+use thiserror::Error;
+
+/// An engine error, one readable line each.
+#[derive(Debug, Error)]
+#[allow(missing_docs)]
+pub enum EngineError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Text(#[from] minfer_text::Error),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error("a context of {asked} tokens exceeds the {allowed} that this model was made for")]
+    ContextTooLong { asked: usize, allowed: usize },
+    #[error("{what} is {value}; it must be {allowed}")]
+    BadOption { what: &'static str, value: String, allowed: &'static str },
+    #[error(
+        "{have} tokens in the context and {add} more exceed its {limit}; raise the context size (--ctx, up to \
+         {model_limit} for this model) or shorten the prompt"
+    )]
+    ContextOverflow { have: usize, add: usize, limit: usize, model_limit: usize },
+    #[error(
+        "the KV cache is full: {needed} more pages of {page} tokens are needed, {free} of {total} are free; \
+         raise the context size or the number of sequences, or release a sequence"
+    )]
+    OutOfPages { needed: usize, free: usize, total: usize, page: usize },
+    #[error("{asked} sequences were asked for, the engine was opened for {limit}")]
+    TooManySequences { asked: usize, limit: usize },
+    #[error("sequence {0} does not exist (any more)")]
+    UnknownSequence(u32),
+    #[error("token id {id} is outside the model's vocabulary of {vocab}")]
+    TokenOutOfRange { id: u32, vocab: usize },
+    #[error("cannot truncate a sequence of {len} tokens to {to}")]
+    BadTruncation { len: usize, to: usize },
+    #[error("a sequence appears twice in one step")]
+    SequenceTwice,
+    #[error("a step has no tokens")]
+    EmptyStep,
+    #[error("the prompt is empty: there is nothing to continue")]
+    EmptyPrompt,
+    #[error("the model has no chat template; give the prompt with --raw, or use a model that has one")]
+    NoTemplate,
+    #[error(
+        "the model's logits are not numbers (NaN) at position {position}: its weights are damaged or unsupported"
+    )]
+    NotANumber { position: usize },
+}

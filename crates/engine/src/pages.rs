@@ -1,0 +1,61 @@
+//! The pool of KV pages: which are free, and how many block tables refer to each of the others.
+
+use crate::error::EngineError;
+use minfer_graph::PAGE;
+
+/// Reference counts of all pages. A page is free when nobody refers to it.
+#[derive(Debug)]
+pub(crate) struct PagePool {
+    references: Vec<u32>,
+    free: Vec<u32>,
+}
+
+impl PagePool {
+    pub(crate) fn new(pages: usize) -> PagePool {
+        // Popped from the back: low numbers first, which keeps young caches compact.
+        PagePool { references: vec![0; pages], free: (0..pages as u32).rev().collect() }
+    }
+
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Fails with the numbers unless `needed` pages are free.
+    pub(crate) fn check(&self, needed: usize) -> Result<(), EngineError> {
+        if needed <= self.free() {
+            return Ok(());
+        }
+        let (free, total) = (self.free(), self.references.len());
+        Err(EngineError::OutOfPages { needed, free, total, page: PAGE })
+    }
+
+    /// A page for one user.
+    pub(crate) fn take(&mut self) -> Result<u32, EngineError> {
+        self.check(1)?;
+        match self.free.pop() {
+            Some(page) => {
+                self.references[page as usize] = 1;
+                Ok(page)
+            }
+            None => self.check(1).map(|()| 0),
+        }
+    }
+
+    /// One more user of a page.
+    pub(crate) fn share(&mut self, page: u32) {
+        self.references[page as usize] += 1;
+    }
+
+    /// One user less.
+    pub(crate) fn release(&mut self, page: u32) {
+        let references = &mut self.references[page as usize];
+        *references = references.saturating_sub(1);
+        if *references == 0 {
+            self.free.push(page);
+        }
+    }
+
+    pub(crate) fn is_shared(&self, page: u32) -> bool {
+        self.references[page as usize] > 1
+    }
+}

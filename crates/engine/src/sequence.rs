@@ -1,0 +1,76 @@
+//! Sequences: tokens whose keys and values are in the cache, and the pages that hold them.
+
+use minfer_graph::PAGE;
+
+use crate::error::EngineError;
+use crate::pages::PagePool;
+
+/// A sequence of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(pub(crate) u32);
+
+/// Tokens and block table. Invariant: `pages` covers `tokens`, and pages behind the last token are not kept.
+#[derive(Debug, Default)]
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) pages: Vec<u32>,
+}
+
+/// A page whose content must be copied before the sequence writes to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageCopy {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+impl Sequence {
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Pages that `add` more tokens take from the pool, the copy of a shared last page included.
+    pub(crate) fn pages_needed(&self, add: usize, pool: &PagePool) -> usize {
+        let new = (self.len() + add).div_ceil(PAGE) - self.pages.len();
+        new + usize::from(add > 0 && self.shared_tail(pool).is_some())
+    }
+
+    /// The last page, if it is partly filled and others refer to it too.
+    fn shared_tail(&self, pool: &PagePool) -> Option<u32> {
+        let tail = *self.pages.last()?;
+        (!self.len().is_multiple_of(PAGE) && pool.is_shared(tail)).then_some(tail)
+    }
+
+    /// Makes room for `add` more tokens. A shared page that they will be written to is replaced by a page of
+    /// its own, whose content the caller copies.
+    pub(crate) fn reserve(
+        &mut self,
+        add: usize,
+        pool: &mut PagePool,
+    ) -> Result<Option<PageCopy>, EngineError> {
+        pool.check(self.pages_needed(add, pool))?;
+        let mut copy = None;
+        if let Some(from) = self.shared_tail(pool).filter(|_| add > 0) {
+            let to = pool.take()?;
+            pool.release(from);
+            let last = self.pages.len() - 1;
+            self.pages[last] = to;
+            copy = Some(PageCopy { from, to });
+        }
+        while self.pages.len() * PAGE < self.len() + add {
+            self.pages.push(pool.take()?);
+        }
+        Ok(copy)
+    }
+
+    /// Gives back pages that hold no token.
+    pub(crate) fn trim(&mut self, pool: &mut PagePool) {
+        for page in self.pages.drain(self.tokens.len().div_ceil(PAGE)..) {
+            pool.release(page);
+        }
+    }
+
+    /// The slot of the token at `position`.
+    pub(crate) fn slot(&self, position: usize) -> i32 {
+        (self.pages[position / PAGE] as usize * PAGE + position % PAGE) as i32
+    }
+}
