@@ -1,0 +1,98 @@
+//! The innermost step: one word in, its ids out; as a model for the `tokenizers` crate.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::tokenizer::{AddedToken, AddedVocabulary, Model, Normalizer, Token};
+
+use super::spm::Spm;
+use crate::Error;
+
+/// How words become tokens.
+pub(crate) enum Merger {
+    /// Merges with ranks; the characters of the byte-level alphabet that the vocabulary lacks.
+    Bpe { bpe: Box<BPE>, missing: Vec<(char, u8)> },
+    /// Scores.
+    Spm(Spm),
+}
+
+/// A merger, and the ids of the added tokens, which it never makes.
+pub(crate) struct PieceModel {
+    merger: Merger,
+    added: HashMap<String, u32>,
+}
+
+impl PieceModel {
+    pub(crate) fn new(merger: Merger, added: &[(u32, AddedToken)]) -> PieceModel {
+        let added = added.iter().map(|(id, token)| (token.content.clone(), *id)).collect();
+        PieceModel { merger, added }
+    }
+
+    /// The added tokens that `wanted` accepts, ready to be found in a text.
+    pub(crate) fn matcher<N: Normalizer>(
+        &self,
+        added: &[(u32, AddedToken)],
+        normalizer: Option<&N>,
+        wanted: impl Fn(&AddedToken) -> bool,
+    ) -> Result<AddedVocabulary, Error> {
+        let mut matcher = AddedVocabulary::new();
+        let tokens = added.iter().map(|(_, token)| token.clone()).filter(wanted);
+        matcher.add_tokens(tokens, self, normalizer).map_err(library)?;
+        Ok(matcher)
+    }
+}
+
+type LibraryError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Our own errors come back out of the library as they went in.
+pub(crate) fn library(error: LibraryError) -> Error {
+    match error.downcast::<Error>() {
+        Ok(ours) => *ours,
+        Err(theirs) => Error::Library(theirs.to_string()),
+    }
+}
+
+impl Model for PieceModel {
+    type Trainer = TrainerWrapper;
+
+    fn tokenize(&self, word: &str) -> Result<Vec<Token>, LibraryError> {
+        match &self.merger {
+            Merger::Bpe { bpe, missing } => {
+                if let Some(&(_, byte)) = missing.iter().find(|(c, _)| word.contains(*c)) {
+                    return Err(Box::new(Error::Unencodable { byte }));
+                }
+                bpe.tokenize(word)
+            }
+            Merger::Spm(spm) => {
+                let ids = spm.encode(word)?;
+                Ok(ids.into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect())
+            }
+        }
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.added.get(token).copied()
+    }
+
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        self.added.iter().find(|(_, added)| **added == id).map(|(text, _)| text.clone())
+    }
+
+    fn get_vocab(&self) -> HashMap<String, u32> {
+        self.added.clone()
+    }
+
+    fn get_vocab_size(&self) -> usize {
+        self.added.len()
+    }
+
+    fn save(&self, _: &Path, _: Option<&str>) -> Result<Vec<PathBuf>, LibraryError> {
+        Err("this model is read-only".into())
+    }
+
+    fn get_trainer(&self) -> TrainerWrapper {
+        TrainerWrapper::BpeTrainer(BpeTrainer::default())
+    }
+}
