@@ -20,6 +20,9 @@ pub struct OpenOptions {
     pub disabled: Vec<DeviceKind>,
 }
 
+/// Opens the instance with an ordinal.
+pub type OpenInstance = fn(u16, &OpenOptions) -> Result<Arc<dyn Device>, Unavailable>;
+
 /// What a device crate offers to the registry.
 #[derive(Clone, Copy)]
 pub struct Descriptor {
@@ -32,7 +35,7 @@ pub struct Descriptor {
     /// How many instances this machine has.
     pub count: fn(&OpenOptions) -> Result<u16, Unavailable>,
     /// Opens one instance.
-    pub open: fn(ordinal: u16, &OpenOptions) -> Result<Arc<dyn Device>, Unavailable>,
+    pub open: OpenInstance,
 }
 
 /// The compiled-in descriptors, in identity order.

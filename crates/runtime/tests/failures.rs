@@ -184,7 +184,7 @@ fn a_wait_is_bounded_and_names_the_value_and_the_device() {
     let RuntimeError::Wait { what, source: WaitError::TimedOut(status), .. } = &error else {
         panic!("{error}")
     };
-    assert_eq!(what, "value 'silu' (f32[rows, 8])");
+    assert!(what.ends_with("'silu' (f32[rows, 8])"), "{what}");
     assert!(status.starts_with("cuda is busy, ") && status.ends_with(" commands left"), "{status}");
     assert!(error.to_string().contains("from cuda: no answer in time; device status: cuda is busy"));
 

@@ -221,6 +221,7 @@ fn fusion_asks_the_device_that_would_run_the_parts() {
     assert_eq!(on(except(&["swiglu"])), ["embed@cuda", "silu@cuda", "mul@cuda"]);
     assert_eq!(on(only(&["silu"])), ["embed@cpu", "silu@cuda", "mul@cpu"]);
     assert_eq!(on(only(&["swiglu"])), ["embed@cpu", "silu@cpu", "mul@cpu"], "the parts are the CPU's");
+    assert_eq!(on(only(&["silu", "swiglu"])), ["embed@cpu", "silu@cuda", "mul@cpu"], "one part is the CPU's");
 }
 
 /// A sum of layer 0 whose norm belongs to layer 1 stays two nodes when only layer 0 leaves the CPU.
@@ -300,6 +301,11 @@ proptest! {
         prop_assert_eq!(&first.splits, &second.splits);
         let nodes: Vec<_> = first.splits.iter().flat_map(|s| s.nodes.iter().map(|n| n.index())).collect();
         prop_assert!(nodes.iter().copied().eq(0..first.graph.nodes.len()), "splits cover the nodes in order");
+        for split in &first.splits {
+            let distinct = |list: Vec<String>| list.iter().collect::<std::collections::BTreeSet<_>>().len() == list.len();
+            prop_assert!(distinct(split.sends.iter().map(|s| format!("{s:?}")).collect()), "sent once");
+            prop_assert!(distinct(split.receives.iter().map(|v| format!("{v:?}")).collect()), "received once");
+        }
         for pair in first.splits.windows(2) {
             prop_assert!(pair[0].device != pair[1].device, "splits are maximal");
         }

@@ -167,6 +167,8 @@ fn waits_are_made_in_the_order_of_first_reads() {
     step(&mut executor, STEP, 3).unwrap();
     let received: Vec<_> = host.events().into_iter().filter(|e| matches!(e, Event::Receive(_))).collect();
     assert_eq!(received, [7, 3, 5].map(|n| Event::Receive(4 * n * STEP.rows)));
+    let sent: Vec<_> = cuda.events().into_iter().filter(|e| matches!(e, Event::Read(_))).collect();
+    assert_eq!(sent, [7, 3, 5].map(|n| Event::Read(4 * n * STEP.rows)), "sent in the order they are wanted");
     assert_eq!(executor.counters().in_flight_peak, 3);
 }
 

@@ -70,6 +70,10 @@ impl Executor {
         options: ExecutorOptions,
         progress: Progress<'_>,
     ) -> Result<Executor, RuntimeError> {
+        if states.len() != placed.graph.states.len() {
+            let (got, want) = (states.len(), placed.graph.states.len());
+            return Err(RuntimeError::Internal(format!("{got} states for a graph with {want}")));
+        }
         let placed = Arc::new(placed);
         let largest = Plan::new(placed.clone(), options.max)?;
         check_budget(&largest, states)?;
@@ -157,15 +161,12 @@ impl Executor {
         result
     }
 
-    fn compile(&mut self, bound: Bind) -> Result<Compiled, RuntimeError> {
-        let plan = Plan::new(self.placed.clone(), bound)?;
-        for (d, device) in self.placed.devices.iter().enumerate() {
-            // A smaller bucket may pack a little worse than the largest one.
-            if plan.memory[d].bytes > self.arenas[d].bytes() {
-                self.arenas[d] = device
-                    .open_arena(plan.memory[d].bytes)
-                    .map_err(|e| device_error("allocating workspace", device.id(), e))?;
-            }
+    fn compile(&self, bound: Bind) -> Result<Compiled, RuntimeError> {
+        let mut plan = Plan::new(self.placed.clone(), bound)?;
+        // A smaller bucket may pack a little worse than the largest step, whose layout serves it as well:
+        // the budget was checked for that one, and no arena has to grow.
+        if plan.memory.iter().zip(&self.arenas).any(|(memory, arena)| memory.bytes > arena.bytes()) {
+            plan = Plan { bound, ..Plan::new(self.placed.clone(), self.options.max)? };
         }
         let mut programs = Vec::new();
         for split in &self.placed.splits {
@@ -259,11 +260,17 @@ impl Executor {
         result.map_err(|e| {
             let value = &self.placed.graph.values[send.value.index()];
             let from = self.producer_device(send.value).unwrap_or(send.to);
-            self.wait_error(&format!("value '{}' ({})", value.name, value.ty), from, e)
+            self.wait_error(&format!("value {} '{}' ({})", send.value.0, value.name, value.ty), from, e)
         })
     }
 
     fn upload(&mut self, plan: &Plan, bind: Bind, inputs: &[(&str, &[i32])]) -> Result<(), RuntimeError> {
+        if let Some((name, _)) =
+            inputs.iter().find(|i| !self.placed.graph.inputs.iter().any(|g| g.name == i.0))
+        {
+            let why = "is not an input of the graph".to_string();
+            return Err(RuntimeError::Input { name: name.to_string(), why });
+        }
         for input in &self.placed.graph.inputs {
             let data = inputs.iter().find(|i| i.0 == input.name).map(|i| i.1);
             let data = data.ok_or_else(|| input_error(input, "is not bound".to_string()))?;
