@@ -91,6 +91,8 @@ fn errors_while_running_name_what_and_where() {
         let mut executor = open(&graph(), &d.all());
         device(&d).arm(fault, 0);
         let error = step(&mut executor, STEP, 1).expect_err(&text).to_string();
+        // Value ids are not the point here.
+        let error = (0..20).fold(error, |e, id| e.replace(&format!("value {id} '"), "value '"));
         assert_eq!(error, text);
     }
 }
