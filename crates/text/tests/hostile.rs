@@ -171,7 +171,7 @@ fn contradictory_tokenizer_json_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Small vocabularies with random tokens, kinds, merges and scores: an error or a tokenizer that
     /// encodes, never a panic.

@@ -169,8 +169,10 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// References: the two ways to make nano's tokenizer against each other; the text itself (in the
-    /// normal form that the tokenizer makes) for decoding; and decoding for the stream.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// References: the two ways to make nano's tokenizer against each other, and the text itself for
+    /// decoding (with a pre-tokenizer that does not normalise).
     #[test]
     fn random_texts(text in text()) {
         let hf = nano_once();
@@ -198,6 +200,28 @@ static SMOLLM: std::sync::OnceLock<Tokenizer> = std::sync::OnceLock::new();
 
 fn nano_once() -> &'static Arc<Tokenizer> {
     NANO.get_or_init(|| Arc::new(nano()))
+}
+
+/// Reference: nano's tokenizer.json, for the file that was converted from it.
+#[test]
+#[ignore = "needs MINFER_NANO_GGUF, a GGUF file of nano"]
+fn nano_file_equals_tokenizers() {
+    let gguf =
+        Gguf::open(Path::new(&std::env::var_os("MINFER_NANO_GGUF").expect("MINFER_NANO_GGUF"))).unwrap();
+    let (file, hf) = (Tokenizer::from_gguf(gguf.metadata()).unwrap(), nano());
+    let vectors = json("byte-level-vectors.json");
+    for text in vectors["texts"].as_array().unwrap() {
+        let text = text.as_str().unwrap();
+        assert_eq!(plain(&file, text), plain(&hf, text), "{text:?}");
+    }
+    for pair in vectors["special"].as_array().unwrap() {
+        assert_eq!(special(&file, pair[0].as_str().unwrap()), ids(&pair[1]), "{}", pair[0]);
+    }
+    for id in 0..8300 {
+        assert_eq!(file.token_bytes(id), hf.token_bytes(id), "{id}");
+        assert_eq!(file.is_special(id), hf.is_special(id), "{id}");
+    }
+    println!("{file:?}");
 }
 
 /// What became of one vocabulary of llama.cpp.

@@ -106,7 +106,7 @@ impl Date {
 }
 
 fn days_in_year(year: u64) -> u64 {
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     if leap { 366 } else { 365 }
 }
 

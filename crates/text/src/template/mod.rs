@@ -1,9 +1,10 @@
 //! Chat templates: a model's own Jinja template turns messages into its prompt.
 //!
 //! In: the template's source, messages, tools and free variables. Out: the prompt. The environment is the
-//! one that Hugging Face `transformers` gives a template ([`python`] has what differs from minijinja's
+//! one that Hugging Face `transformers` gives a template (`python.rs` has what differs from minijinja's
 //! own): the same variables, whitespace rules, `tojson`, `raise_exception` and `strftime_now`. A template
-//! sees no files and no other templates, and three limits bound it.
+//! sees no files and no other templates, and the limits below bound it. One gap is known: the engine joins
+//! lists (`a + a`) without charging for it, so a template written for that purpose can still exhaust memory.
 //!
 //! A template that needs something unknown is refused with the construct and its line; no other template
 //! takes its place.
@@ -11,6 +12,7 @@
 mod clock;
 mod errors;
 mod python;
+mod source;
 
 use std::time::SystemTime;
 
@@ -30,6 +32,17 @@ pub const MAX_FUEL: u64 = 4_000_000;
 pub const MAX_RECURSION: usize = 200;
 /// Bytes of a rendered prompt.
 pub const MAX_OUTPUT: usize = 32 << 20;
+
+/// Bytes of a template's source; the longest known ones have a tenth of it.
+pub const MAX_SOURCE: usize = 128 << 10;
+
+/// Bytes of one `{{ }}` or `{% %}`; the longest known ones have a quarter of it. The engine evaluates long
+/// constant expressions in more than quadratic time when it parses them.
+pub const MAX_TAG: usize = 8 << 10;
+
+/// Bytes of stack, reserved and hardly used by ordinary templates. The engine parses some expressions by
+/// unbounded recursion, and drops by recursion what a template nested as deep as its fuel allows.
+const STACK: usize = 512 << 20;
 
 const NAME: &str = "chat_template";
 
@@ -83,8 +96,17 @@ impl std::fmt::Debug for ChatTemplate {
 impl ChatTemplate {
     /// Parses a template; `bos` and `eos` are the texts of the model's tokens (empty if it has none).
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate, Error> {
-        let mut env = environment().map_err(errors::convert)?;
-        env.add_template_owned(NAME, python::without_generation_tags(source)).map_err(errors::convert)?;
+        if source.len() > MAX_SOURCE {
+            return Err(Error::TemplateLimit { what: format!("{MAX_SOURCE} bytes of source"), line: 0 });
+        }
+        if let Some(line) = source::line_of_longer_tag(source, MAX_TAG) {
+            return Err(Error::TemplateLimit { what: format!("{MAX_TAG} bytes for one tag"), line });
+        }
+        let env = on_large_stack(|| {
+            let mut env = environment().map_err(errors::convert)?;
+            env.add_template_owned(NAME, source::without_generation_tags(source)).map_err(errors::convert)?;
+            Ok(env)
+        })?;
         Ok(ChatTemplate { env, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
     }
 
@@ -95,6 +117,10 @@ impl ChatTemplate {
 
     /// The prompt for a conversation.
     pub fn render(&self, messages: &[Message], opts: &RenderOptions) -> Result<String, Error> {
+        on_large_stack(|| self.render_here(messages, opts))
+    }
+
+    fn render_here(&self, messages: &[Message], opts: &RenderOptions) -> Result<String, Error> {
         let mut out = Capped(Vec::new());
         let template = self.env.get_template(NAME).map_err(errors::convert)?;
         template.render_captured_to(self.variables(messages, opts), &mut out).map_err(errors::convert)?;
@@ -116,6 +142,17 @@ impl ChatTemplate {
         let extra = opts.extra.iter().map(|(key, value)| (key.as_str(), Value::from(Serde(value))));
         Value::from_pairs([("documents", none())].into_iter().chain(extra).chain(ours))
     }
+}
+
+/// Runs `work` on a thread of its own with [`STACK`]; a panic of the engine becomes an error.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+    let failed = |detail: &str| Error::TemplateFailed { line: 0, detail: detail.to_owned() };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("template".to_owned()).stack_size(STACK);
+        let working = thread.spawn_scoped(scope, work);
+        let working = working.map_err(|e| failed(&format!("there is no thread to run it on: {e}")))?;
+        working.join().unwrap_or_else(|_| Err(failed("the template engine panicked")))
+    })
 }
 
 fn environment() -> Result<Environment<'static>, JinjaError> {

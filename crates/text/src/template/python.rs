@@ -1,4 +1,4 @@
-//! What a template may expect of Python: `json.dumps`, `str` and `repr`, and one tag of `transformers`.
+//! What a template may expect of Python: `json.dumps`, `str` and `repr`.
 //!
 //! Models were trained on prompts that Python rendered, so `True`, `None`, floats and printed lists must
 //! look as they do there.
@@ -285,26 +285,6 @@ impl Dump<'_, '_, '_> {
     }
 }
 
-/// Writes `{% generation %}` blocks as blocks that are always taken. In `transformers` they mark what the
-/// assistant said, for training; a rendering is the same without them.
-pub(super) fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}") else { break };
-        let (before, tag) = (&rest[..start], &rest[start..start + len + 2]);
-        let inner = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
-        out.push_str(before);
-        match inner {
-            "generation" => out.push_str(&tag.replace(inner, "if true")),
-            "endgeneration" => out.push_str(&tag.replace(inner, "endif")),
-            _ => out.push_str(tag),
-        }
-        rest = &rest[start + len + 2..];
-    }
-    out + rest
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,13 +318,5 @@ mod tests {
             printed(Value::from(minijinja::value::Serde(value))),
             r#"{'a': [True, None, "it's", 'q"\'\n'], 'b': {'c': 2}}"#
         );
-    }
-
-    #[test]
-    fn generation_tags_are_only_marks() {
-        let source = "a{%- generation -%} b {%endgeneration%}{% if generation %}c{% endif %}";
-        let expected = "a{%- if true -%} b {%endif%}{% if generation %}c{% endif %}";
-        assert_eq!(without_generation_tags(source), expected);
-        assert_eq!(without_generation_tags("{% é"), "{% é");
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! In: GGUF metadata ([`Tokenizer::from_gguf`]) or a Hugging Face `tokenizer.json`
 //! ([`Tokenizer::from_hf`]). Out: one read-only [`Tokenizer`]. A text is cut at added tokens, normalised,
-//! split into words by the expressions of its pre-tokenizer ([`pre`] has the table for GGUF), and each
+//! split into words by the expressions of its pre-tokenizer (`pre.rs` has the table for GGUF), and each
 //! word becomes ids by merging. The work is done by the `tokenizers` crate, except for SentencePiece
-//! vocabularies with scores, whose merge order it cannot express ([`spm`]).
+//! vocabularies with scores, whose merge order it cannot express (`spm.rs`).
 //!
 //! Decoding never tidies spaces: what a token stands for is a fixed byte string.
 

@@ -1,6 +1,6 @@
 //! What several test files need: the fixtures, and GGUF metadata made of a `tokenizer.json`.
 
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use std::path::{Path, PathBuf};
 

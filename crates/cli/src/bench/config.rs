@@ -1,0 +1,115 @@
+//! What `minfer bench` was asked to measure, as a list of tests.
+
+use minfer_engine::KvFormat;
+
+use crate::Context;
+use crate::args::{BenchArgs, BenchOutput};
+use crate::config::Backends;
+use crate::error::Failure;
+use crate::model::Source;
+
+pub(crate) struct BenchConfig {
+    pub(crate) backends: Backends,
+    pub(crate) model: Source,
+    pub(crate) threads: Vec<usize>,
+    pub(crate) tests: Vec<Test>,
+    pub(crate) repetitions: usize,
+    pub(crate) kv: KvFormat,
+    pub(crate) output: BenchOutput,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Many tokens of a sequence in a step.
+    Prompt,
+    /// One token of each sequence in a step.
+    Generate,
+}
+
+/// One line of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Test {
+    pub(crate) phase: Phase,
+    /// Tokens that each sequence gets while the clock runs.
+    pub(crate) tokens: usize,
+    /// Tokens that each sequence has before.
+    pub(crate) depth: usize,
+    /// Sequences.
+    pub(crate) batch: usize,
+}
+
+impl Test {
+    /// `pp512` or `tg128`.
+    pub(crate) fn name(&self) -> String {
+        match self.phase {
+            Phase::Prompt => format!("pp{}", self.tokens),
+            Phase::Generate => format!("tg{}", self.tokens),
+        }
+    }
+
+    /// The name with depth and batch: `tg128 @ d4096 x8`.
+    pub(crate) fn label(&self) -> String {
+        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
+        let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
+        format!("{}{depth}{batch}", self.name())
+    }
+}
+
+impl BenchConfig {
+    pub(crate) fn new(args: BenchArgs, context: &Context) -> Result<BenchConfig, Failure> {
+        let backends = Backends::new(&args.devices, &context.environment, &context.registry)?;
+        let tests = tests(&args);
+        if tests.is_empty() {
+            return Err(Failure::Usage("nothing to measure: -p and -n are both 0".to_string()));
+        }
+        let default = || vec![minfer_cpu::pool::default_threads()];
+        Ok(BenchConfig {
+            backends,
+            model: Source::new(args.model, args.shape),
+            threads: if args.threads.is_empty() { default() } else { args.threads },
+            tests,
+            repetitions: args.repetitions,
+            kv: args.kv.into(),
+            output: args.output,
+        })
+    }
+}
+
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for &depth in &args.depth {
+        for &batch in &args.batch {
+            let test = |phase, tokens: &usize| Test { phase, tokens: *tokens, depth, batch };
+            tests.extend(args.prompt.iter().map(|n| test(Phase::Prompt, n)));
+            tests.extend(args.generate.iter().map(|n| test(Phase::Generate, n)));
+        }
+    }
+    tests.retain(|t| t.tokens > 0);
+    tests
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn labels(flags: &str) -> Vec<String> {
+        let args = ["minfer", "bench"].into_iter().chain(flags.split_whitespace());
+        let Command::Bench(args) = Args::try_parse_from(args).unwrap().command else { panic!() };
+        tests(&args).iter().map(Test::label).collect()
+    }
+
+    #[test]
+    fn every_combination() {
+        assert_eq!(labels(""), ["pp512", "tg128"]);
+        assert_eq!(labels("-p 0 -n 16"), ["tg16"]);
+        assert_eq!(labels("-p 0 -n 0"), [""; 0]);
+        let all = labels("-p 8 -n 4 -d 0,64 -b 1,8");
+        let expected =
+            ["pp8", "tg4", "pp8 x8", "tg4 x8", "pp8 @ d64", "tg4 @ d64", "pp8 @ d64 x8", "tg4 @ d64 x8"];
+        assert_eq!(all, expected);
+    }
+}

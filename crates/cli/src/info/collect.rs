@@ -1,0 +1,239 @@
+//! Reading what there is to say about a model.
+
+use std::collections::BTreeMap;
+
+use minfer_engine::{Checkpoint, EngineError, EngineOptions, Hyper, KvFormat, Text, cpu_devices};
+use minfer_graph::{Graph, WeightDecl};
+use serde::Serialize;
+
+use crate::error::Failure;
+use crate::{units, weights};
+
+#[derive(Serialize)]
+pub(super) struct Info {
+    pub(super) source: String,
+    /// `GGUF v3`, `Hugging Face directory`, `shape`.
+    pub(super) format: String,
+    /// The name that the file gives the model.
+    pub(super) name: Option<String>,
+    pub(super) sizes: Sizes,
+    pub(super) parameters: u64,
+    /// By type, most bytes first.
+    pub(super) tensor_types: Vec<TypeUse>,
+    pub(super) tokenizer: Option<Tokenizer>,
+    /// Why there is no tokenizer.
+    pub(super) tokenizer_problem: Option<String>,
+    pub(super) memory: MemoryUse,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tensors: Option<Vec<Tensor>>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Sizes {
+    pub(super) architecture: &'static str,
+    pub(super) layers: usize,
+    pub(super) hidden: usize,
+    pub(super) ffn: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) vocab: usize,
+    pub(super) context: usize,
+    pub(super) rope_theta: f32,
+    pub(super) experts: Option<ExpertSizes>,
+}
+
+#[derive(Serialize)]
+pub(super) struct ExpertSizes {
+    pub(super) count: usize,
+    pub(super) used: usize,
+    pub(super) ffn: usize,
+}
+
+#[derive(Serialize)]
+pub(super) struct TypeUse {
+    #[serde(rename = "type")]
+    pub(super) ty: String,
+    pub(super) tensors: usize,
+    pub(super) bytes: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct Tokenizer {
+    pub(super) kind: String,
+    pub(super) tokens: usize,
+    pub(super) bos: Option<u32>,
+    pub(super) eos: Option<u32>,
+    pub(super) end_tokens: Vec<u32>,
+    pub(super) chat_template: bool,
+}
+
+#[derive(Serialize)]
+pub(super) struct MemoryUse {
+    /// Of the files; 0 for a shape.
+    pub(super) file_bytes: u64,
+    /// In the CPU's memory, in its layout.
+    pub(super) cpu_weight_bytes: u64,
+    pub(super) kv_bytes_per_token: KvBytes,
+    pub(super) default_context: usize,
+    pub(super) kv_bytes_at_default_context: KvBytes,
+}
+
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct KvBytes {
+    pub(super) f16: u64,
+    pub(super) f32: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    #[serde(rename = "type")]
+    pub(super) ty: String,
+    /// Outermost first.
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: u64,
+}
+
+impl Info {
+    pub(super) fn collect(model: &Checkpoint, list_tensors: bool) -> Result<Info, Failure> {
+        let loaded = minfer_model::load(model)?;
+        let graph = loaded.graph(model, 1)?;
+        let tensors = tensors(model, &graph);
+        let (tokenizer, tokenizer_problem) = match tokenizer(model) {
+            Ok(tokenizer) => (tokenizer, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let (format, name) = format(model);
+        Ok(Info {
+            source: model.name(),
+            format,
+            name,
+            sizes: Sizes::new(loaded.hyper()),
+            parameters: tensors.iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
+            tensor_types: by_type(&tensors),
+            tokenizer,
+            tokenizer_problem,
+            memory: memory(model, &graph, loaded.hyper())?,
+            tensors: list_tensors.then_some(tensors),
+        })
+    }
+}
+
+impl Sizes {
+    fn new(h: &Hyper) -> Sizes {
+        let experts = h.experts.as_ref();
+        Sizes {
+            architecture: h.arch,
+            layers: h.layers,
+            hidden: h.hidden,
+            ffn: h.ffn,
+            heads: h.heads,
+            kv_heads: h.kv_heads,
+            head_dim: h.head_dim,
+            vocab: h.vocab,
+            context: h.context,
+            rope_theta: h.rope_theta,
+            experts: experts.map(|e| ExpertSizes { count: e.count, used: e.used, ffn: e.ffn }),
+        }
+    }
+}
+
+fn format(model: &Checkpoint) -> (String, Option<String>) {
+    match model {
+        Checkpoint::Gguf(g) => {
+            let name = g.metadata().opt_string("general.name").ok().flatten();
+            (format!("GGUF v{}", g.version()), name.map(printable))
+        }
+        Checkpoint::Hf(d) => {
+            let name = d.config().get("_name_or_path").and_then(|n| n.as_str());
+            ("Hugging Face directory".to_string(), name.map(printable))
+        }
+        Checkpoint::Shape(_) => ("shape".to_string(), None),
+    }
+}
+
+/// Text out of a file, without what could steer the terminal.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(120).collect()
+}
+
+/// The file's tensors; those of a shape are the weights that its graph wants.
+fn tensors(model: &Checkpoint, graph: &Graph) -> Vec<Tensor> {
+    match model {
+        Checkpoint::Gguf(g) => {
+            g.tensors().iter().map(|t| tensor(&t.name, t.ty.to_string(), &t.shape, t.n_bytes())).collect()
+        }
+        Checkpoint::Hf(d) => d
+            .tensors()
+            .map(|t| {
+                let ty = t.ty().map_or_else(|| format!("{:?}", t.dtype), |ty| ty.to_string());
+                tensor(&t.name, ty, &t.shape, t.n_bytes())
+            })
+            .collect(),
+        Checkpoint::Shape(_) => {
+            let weight = |w: &WeightDecl| tensor(&w.name, w.ty.to_string(), &w.shape, w.bytes().unwrap_or(0));
+            weights::distinct(graph).map(weight).collect()
+        }
+    }
+}
+
+fn tensor(name: &str, ty: String, shape: &[usize], bytes: usize) -> Tensor {
+    Tensor { name: printable(name), ty, shape: shape.to_vec(), bytes: bytes as u64 }
+}
+
+fn by_type(tensors: &[Tensor]) -> Vec<TypeUse> {
+    let mut types: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for t in tensors {
+        let entry = types.entry(&t.ty).or_default();
+        entry.0 += 1;
+        entry.1 += t.bytes;
+    }
+    let list = types.into_iter().map(|(ty, (tensors, bytes))| TypeUse { ty: ty.to_string(), tensors, bytes });
+    let mut list: Vec<_> = list.collect();
+    list.sort_by_key(|t| std::cmp::Reverse(t.bytes));
+    list
+}
+
+/// `None` for a shape, which has no text side.
+fn tokenizer(model: &Checkpoint) -> Result<Option<Tokenizer>, EngineError> {
+    let kind = match model {
+        Checkpoint::Shape(_) => return Ok(None),
+        Checkpoint::Hf(_) => "tokenizer.json".to_string(),
+        Checkpoint::Gguf(g) => {
+            let text = |key: &str| g.metadata().opt_string(key).ok().flatten().map(printable);
+            let kind = text("tokenizer.ggml.model").unwrap_or_default();
+            text("tokenizer.ggml.pre").map_or_else(|| kind.clone(), |pre| format!("{kind}, {pre}"))
+        }
+    };
+    let text = Text::open(model)?;
+    let t = &text.tokenizer;
+    Ok(Some(Tokenizer {
+        kind,
+        tokens: t.vocab_size(),
+        bos: t.bos(),
+        eos: t.eos(),
+        end_tokens: t.end_tokens().to_vec(),
+        chat_template: text.template.is_some(),
+    }))
+}
+
+fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper) -> Result<MemoryUse, Failure> {
+    let devices = cpu_devices(Some(1))?;
+    let on_cpu = |device: &dyn minfer_runtime::Device| -> u64 {
+        let uses = graph.weight_uses().into_iter();
+        uses.map(|(w, how)| device.weight_bytes(&graph.weights[w.index()], how).unwrap_or(0)).sum()
+    };
+    let kv = |tokens: u64| KvBytes {
+        f16: units::kv_bytes_per_token(&graph.states, KvFormat::F16).saturating_mul(tokens),
+        f32: units::kv_bytes_per_token(&graph.states, KvFormat::F32).saturating_mul(tokens),
+    };
+    let default_context = hyper.context.min(EngineOptions::DEFAULT_CONTEXT);
+    Ok(MemoryUse {
+        file_bytes: model.file_bytes(),
+        cpu_weight_bytes: devices.iter().map(|d| on_cpu(&**d)).sum(),
+        kv_bytes_per_token: kv(1),
+        default_context,
+        kv_bytes_at_default_context: kv(default_context as u64),
+    })
+}

@@ -1,0 +1,72 @@
+//! A model's description for people.
+
+use std::fmt::Write;
+
+use super::collect::{Info, MemoryUse, Sizes, Tokenizer};
+use crate::units::{bytes, count};
+
+pub(super) fn print(info: &Info) -> String {
+    let mut lines = Lines(String::new());
+    let name = info.name.as_ref().map(|n| format!(", \"{n}\"")).unwrap_or_default();
+    lines.add("model", &format!("{} ({}{name})", info.source, info.format));
+    sizes(&mut lines, &info.sizes);
+    lines.add("parameters", &count(info.parameters));
+    for (i, t) in info.tensor_types.iter().enumerate() {
+        let label = if i == 0 { "tensors" } else { "" };
+        lines.add(label, &format!("{:<7} {:>5}  {:>10}", t.ty, t.tensors, bytes(t.bytes)));
+    }
+    match (&info.tokenizer, &info.tokenizer_problem) {
+        (Some(t), _) => tokenizer(&mut lines, t),
+        (None, Some(problem)) => lines.add("tokenizer", &format!("cannot be used: {problem}")),
+        (None, None) => lines.add("tokenizer", "none"),
+    }
+    memory(&mut lines, &info.memory);
+    for t in info.tensors.iter().flatten() {
+        let _ = writeln!(lines.0, "{:<7} {:>10}  {} {:?}", t.ty, bytes(t.bytes), t.name, t.shape);
+    }
+    lines.0
+}
+
+/// A label and a text per line.
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, label: &str, text: &str) {
+        // A string takes every write.
+        let _ = writeln!(self.0, "{label:<13} {}", text.trim_end());
+    }
+}
+
+fn sizes(lines: &mut Lines, s: &Sizes) {
+    lines.add("architecture", s.architecture);
+    lines.add("layers", &format!("{} of width {}, feed-forward {}", s.layers, s.hidden, s.ffn));
+    if let Some(e) = &s.experts {
+        lines.add("experts", &format!("{} of width {}, {} per token", e.count, e.ffn, e.used));
+    }
+    lines.add(
+        "attention",
+        &format!("{} heads of {}, {} for keys and values", s.heads, s.head_dim, s.kv_heads),
+    );
+    lines.add("context", &format!("{} tokens, rope theta {}", s.context, s.rope_theta));
+    lines.add("vocabulary", &s.vocab.to_string());
+}
+
+fn tokenizer(lines: &mut Lines, t: &Tokenizer) {
+    let id = |id: Option<u32>| id.map_or_else(|| "none".to_string(), |id| id.to_string());
+    let ends: Vec<String> = t.end_tokens.iter().map(ToString::to_string).collect();
+    let ends = if ends.is_empty() { "none".to_string() } else { ends.join(", ") };
+    let text =
+        format!("{}; {} tokens, begin {}, end {}, stops at {ends}", t.kind, t.tokens, id(t.bos), id(t.eos));
+    lines.add("tokenizer", &text);
+    lines.add("chat template", if t.chat_template { "yes" } else { "no (use --raw)" });
+}
+
+fn memory(lines: &mut Lines, m: &MemoryUse) {
+    let file = if m.file_bytes > 0 { format!("{} in files, ", bytes(m.file_bytes)) } else { String::new() };
+    lines.add("weights", &format!("{file}{} in memory on the CPU", bytes(m.cpu_weight_bytes)));
+    let per = m.kv_bytes_per_token;
+    lines.add("KV per token", &format!("{} in f16, {} in f32", bytes(per.f16), bytes(per.f32)));
+    let all = m.kv_bytes_at_default_context;
+    let at = format!("{} in f16, {} in f32 at {} tokens", bytes(all.f16), bytes(all.f32), m.default_context);
+    lines.add("KV by default", &at);
+}

@@ -1,0 +1,64 @@
+//! Which model a command works on, and opening it (headers only; weights load later).
+
+use std::path::{Path, PathBuf};
+
+use minfer_model::{Checkpoint, Shape};
+
+use crate::builtin;
+use crate::error::Failure;
+
+/// Where the model comes from.
+pub(crate) enum Source {
+    BuiltIn,
+    Path(PathBuf),
+    /// `NAME:TYPE`, not judged yet.
+    Shape(String),
+}
+
+impl Source {
+    /// clap has made sure that at most one is given.
+    pub(crate) fn new(path: Option<PathBuf>, shape: Option<String>) -> Source {
+        match (path, shape) {
+            (Some(path), _) => Source::Path(path),
+            (None, Some(shape)) => Source::Shape(shape),
+            (None, None) => Source::BuiltIn,
+        }
+    }
+
+    pub(crate) fn open(&self) -> Result<Checkpoint, Failure> {
+        match self {
+            Source::BuiltIn => builtin::open(),
+            Source::Path(path) => open_path(path),
+            Source::Shape(text) => Ok(Checkpoint::Shape(Shape::parse(text)?)),
+        }
+    }
+
+    /// Says on stderr that the built-in model is used, if it is.
+    pub(crate) fn announce(&self) {
+        if matches!(self, Source::BuiltIn) {
+            crate::note(format_args!(
+                "no model named (-m): using the built-in minfer-nano, a toy of 29 M parameters that is often wrong"
+            ));
+        }
+    }
+
+    /// A short name for tables.
+    pub(crate) fn label(&self) -> String {
+        match self {
+            Source::BuiltIn => builtin::NAME.to_string(),
+            Source::Path(path) => match path.file_name() {
+                Some(name) => name.to_string_lossy().into_owned(),
+                None => path.display().to_string(),
+            },
+            Source::Shape(text) => text.clone(),
+        }
+    }
+}
+
+fn open_path(path: &Path) -> Result<Checkpoint, Failure> {
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(Failure::NoSuchFile(path.to_owned())),
+        // Whatever else is wrong is said where the file is read.
+        _ => Ok(Checkpoint::open(path)?),
+    }
+}

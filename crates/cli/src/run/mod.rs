@@ -1,0 +1,70 @@
+//! `minfer run`: one prompt in, text out as it is made.
+//!
+//! [`config`] turns flags into one value, [`prompt`] finds the prompt and its tokens, [`stream`] generates,
+//! [`report`] writes what is asked for beside the text.
+
+mod config;
+mod prompt;
+mod report;
+mod stream;
+
+use minfer_engine::{EngineError, EngineOptions, Hyper, Text};
+
+use crate::args::RunArgs;
+use crate::error::Failure;
+use crate::loading::open_engine;
+use crate::{Context, Outcome};
+use config::RunConfig;
+
+pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> {
+    let config = RunConfig::new(args, context)?;
+    let devices = config.backends.open(&context.registry, config.threads)?;
+    let model = config.model.open()?;
+    config.model.announce();
+    let loaded = minfer_model::load(&model)?;
+    let text = Text::open(&model)?;
+    let limit = context_size(config.context, loaded.hyper())?;
+    config.check_bias(loaded.hyper().vocab)?;
+    let tokens = prompt::tokens(&config.prompt, &text)?;
+    check_length(tokens.len(), limit, loaded.hyper())?;
+    if config.verbose {
+        report::devices(&devices);
+    }
+    let options = EngineOptions {
+        context: Some(limit),
+        kv_format: config.kv,
+        sync_copies: config.backends.sync_copies,
+        require: config.backends.require.clone(),
+        ..EngineOptions::new(devices)
+    };
+    let mut engine = open_engine(&model, options)?;
+    if let Some(dump) = &config.dump_graph {
+        dump.write(&engine.placed().graph)?;
+    }
+    if config.verbose {
+        report::placement(&engine, config.kv);
+    }
+    let outcome = stream::generate(&mut engine, &text, &tokens, &config.generate);
+    if config.verbose {
+        report::counters(&engine);
+    }
+    outcome
+}
+
+/// What the engine would choose or refuse, before weights are loaded for it.
+fn context_size(asked: Option<usize>, hyper: &Hyper) -> Result<usize, EngineError> {
+    match asked {
+        Some(asked) if asked > hyper.context => {
+            Err(EngineError::ContextTooLong { asked, allowed: hyper.context })
+        }
+        Some(asked) => Ok(asked),
+        None => Ok(hyper.context.min(EngineOptions::DEFAULT_CONTEXT)),
+    }
+}
+
+fn check_length(prompt: usize, limit: usize, hyper: &Hyper) -> Result<(), EngineError> {
+    if prompt <= limit {
+        return Ok(());
+    }
+    Err(EngineError::ContextOverflow { have: 0, add: prompt, limit, model_limit: hyper.context })
+}

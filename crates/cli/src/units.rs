@@ -1,0 +1,62 @@
+//! Numbers as people read them, and the sizes that several commands tell.
+
+use minfer_engine::KvFormat;
+use minfer_graph::{StateDecl, StateKind};
+use minfer_runtime::Memory;
+
+/// Bytes in binary units: `30.0 MiB`.
+pub(crate) fn bytes(n: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|(_, size)| n >= *size) {
+        Some((name, size)) => format!("{:.1} {name}", n as f64 / *size as f64),
+        None => format!("{n} B"),
+    }
+}
+
+/// A count in thousands, millions or billions: `29.4 M`.
+pub(crate) fn count(n: u64) -> String {
+    const UNITS: [(&str, f64); 3] = [("B", 1e9), ("M", 1e6), ("K", 1e3)];
+    match UNITS.iter().find(|(_, size)| n as f64 >= *size) {
+        Some((name, size)) => format!("{:.1} {name}", n as f64 / size),
+        None => n.to_string(),
+    }
+}
+
+/// `1 token`, `2 tokens`.
+pub(crate) fn plural(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+/// What a device says about its memory.
+pub(crate) fn memory(memory: &Memory) -> String {
+    match memory {
+        Memory::Available(n) => format!("{} free", bytes(*n)),
+        Memory::Unbounded => "free memory not stated".to_string(),
+        Memory::QueryFailed(why) => format!("free memory unknown: {why}"),
+    }
+}
+
+/// Bytes of keys and values that one token takes in every layer together.
+pub(crate) fn kv_bytes_per_token(states: &[StateDecl], format: KvFormat) -> u64 {
+    let per_state = states.iter().map(|state| match &state.kind {
+        StateKind::Paged { widths } => widths.iter().map(|&w| format.row_bytes(w) as u64).sum(),
+        _ => 0,
+    });
+    per_state.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(5 << 30), "5.0 GiB");
+        assert_eq!(count(999), "999");
+        assert_eq!(count(29_400_000), "29.4 M");
+        assert_eq!(plural(1, "token"), "1 token");
+        assert_eq!(plural(0, "token"), "0 tokens");
+    }
+}
