@@ -4,7 +4,7 @@
 use std::io::{Write, stdout};
 
 use minfer_graph::DeviceKind;
-use minfer_runtime::{BackendError, Device, Fence, Memory, OpenOptions, Registry};
+use minfer_runtime::{BackendError, Device, Fence, Memory, OpenOptions, Registry, not_compiled};
 use serde::Serialize;
 
 use crate::args::BackendsArgs;
@@ -61,8 +61,8 @@ fn backend(kind: DeviceKind, registry: &Registry, options: &OpenOptions) -> Back
     let (count, why) = match registry.count(kind, options) {
         Ok(count) => (count, None),
         Err(BackendError::Unavailable { why, .. }) => (0, Some(why)),
-        // The refusal repeats what the columns say; the reason stands behind the colon.
-        Err(error) => (0, error.to_string().split_once(": ").map(|(_, why)| why.to_string())),
+        Err(BackendError::NotCompiled { kind }) => (0, Some(not_compiled(kind).to_string())),
+        Err(error) => (0, Some(error.to_string())),
     };
     Backend { number: kind.number(), name: kind.name(), compiled, available: count > 0, count, why }
 }

@@ -43,11 +43,5 @@ pub(crate) fn read_per_step(placed: &Placed, hyper: &Hyper, batch: usize) -> Opt
 
 /// Bytes of the model's weights in their own encoding.
 pub(crate) fn encoded(graph: &Graph) -> u64 {
-    distinct(graph).filter_map(WeightDecl::bytes).map(|n| n as u64).sum()
-}
-
-/// The graph's weights, tied ones once: an embedding that is also the head is declared for each use.
-pub(crate) fn distinct(graph: &Graph) -> impl Iterator<Item = &WeightDecl> {
-    let mut seen = BTreeSet::new();
-    graph.weights.iter().filter(move |w| seen.insert(w.name.as_str()))
+    graph.weights.iter().filter_map(WeightDecl::bytes).map(|n| n as u64).sum()
 }

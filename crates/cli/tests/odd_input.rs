@@ -138,7 +138,7 @@ fn flags() {
 #[test]
 fn limits_of_the_model() {
     let ctx = said(minfer(&["run", "--ctx", "100000", "hi"]));
-    fails(&ctx, 1, &["a context of 100000 tokens exceeds the 2048 that this model was made for"]);
+    fails(&ctx, 1, &["a context of 100000 tokens (--ctx) exceeds the 2048 that this model was made for"]);
     let bias = said(minfer(&["run", "--logit-bias", "99999=1", "hi"]));
     fails(&bias, 1, &["token 99999 of --logit-bias is outside the model's vocabulary of 8192"]);
     let dump = "/does/not/exist/graph.dot";
@@ -150,7 +150,7 @@ fn limits_of_the_model() {
     // No table without results.
     let deep = said(minfer(&["bench", "-p", "0", "-d", "4000"]));
     assert_eq!((deep.code, deep.out.as_str()), (Some(1), ""));
-    assert!(
-        deep.err.ends_with("Error: a context of 4128 tokens exceeds the 2048 that this model was made for\n")
-    );
+    assert!(deep.err.ends_with(
+        "Error: a context of 4128 tokens (--ctx) exceeds the 2048 that this model was made for\n"
+    ));
 }

@@ -16,7 +16,7 @@ pub enum EngineError {
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
     Backend(#[from] BackendError),
-    #[error("a context of {asked} tokens exceeds the {allowed} that this model was made for")]
+    #[error("a context of {asked} tokens (--ctx) exceeds the {allowed} that this model was made for")]
     ContextTooLong { asked: usize, allowed: usize },
     #[error("{what} is {value}; it must be {allowed}")]
     BadOption { what: &'static str, value: String, allowed: &'static str },

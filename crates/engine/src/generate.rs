@@ -120,10 +120,11 @@ impl<'s, 'e> Generation<'s, 'e> {
         }
         let sampler = Sampler::new(&options.sampler)?;
         let stops = StopStrings::new(options.stop.iter().cloned())?;
-        let started = Instant::now();
+        let (started, before) = (Instant::now(), session.tokens().len());
         let logits = session.append(prompt, &mut || !options.cancel.load(Ordering::Relaxed))?;
-        let timings =
-            Timings { prompt_tokens: prompt.len(), prompt: started.elapsed(), ..Timings::default() };
+        // A cancelled prompt has been processed in part.
+        let prompt_tokens = session.tokens().len() - before;
+        let timings = Timings { prompt_tokens, prompt: started.elapsed(), ..Timings::default() };
         Ok(Generation {
             session,
             sampler,
@@ -146,15 +147,10 @@ impl<'s, 'e> Generation<'s, 'e> {
     /// # Errors
     /// A step that fails, or logits that are not numbers.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, EngineError> {
-        if self.finish.is_none() {
-            let started = Instant::now();
-            let piece = self.advance();
-            if self.timings.generated_tokens > 1 {
-                self.timings.generation += started.elapsed();
-            }
-            if let Some(piece) = piece? {
-                return Ok(Some(piece));
-            }
+        if self.finish.is_none()
+            && let Some(piece) = self.advance()?
+        {
+            return Ok(Some(piece));
         }
         Ok(self.tail.pop_front())
     }
@@ -177,6 +173,7 @@ impl<'s, 'e> Generation<'s, 'e> {
         if self.timings.generated_tokens >= self.max_tokens {
             return Ok(self.end(Finish::MaxTokens));
         }
+        let started = Instant::now();
         if !self.step_pending()? {
             return Ok(self.end(Finish::ContextFull));
         }
@@ -185,6 +182,9 @@ impl<'s, 'e> Generation<'s, 'e> {
         let token = self.sampler.sample(logits, self.session.tokens());
         let token = token.ok_or(EngineError::NotANumber { position })?;
         self.timings.generated_tokens += 1;
+        if self.timings.generated_tokens > 1 {
+            self.timings.generation += started.elapsed();
+        }
         self.pending = Some(token);
         if self.end_tokens.contains(&token) && !self.ignore_end {
             // The end token joins the sequence, so that a continued conversation has it; a full context

@@ -182,7 +182,7 @@ fn impossible_options_are_refused_by_name() {
     };
     assert_eq!(
         refused(|o| o.context = Some(4096)),
-        "a context of 4096 tokens exceeds the 2048 that this model was made for"
+        "a context of 4096 tokens (--ctx) exceeds the 2048 that this model was made for"
     );
     assert_eq!(refused(|o| o.context = Some(0)), "the context size is 0; it must be at least 1");
     assert!(refused(|o| o.sequences = 5000).contains("number of sequences"));

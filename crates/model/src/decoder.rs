@@ -3,7 +3,7 @@
 
 use minfer_graph::{
     Attend, Dim, Graph, GraphBuilder, RopeStyle, RopeTable, Router, Scoring, StateDecl, StateKind, ValueId,
-    ValueType, WeightDecl, WeightId,
+    ValueType, WeightId,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -52,7 +52,8 @@ pub(crate) struct Decoder<'a> {
     tables: [ValueId; 3],
     out_rows: ValueId,
     rope: ValueId,
-    embedding: WeightDecl,
+    /// The embedding table, which is also the head of models that tie the two.
+    embedding: WeightId,
 }
 
 impl<'a> Decoder<'a> {
@@ -68,9 +69,8 @@ impl<'a> Decoder<'a> {
         let (slots, table_at) = (per_row("slots"), per_row("table_at"));
         let pages = b.input("pages", ValueType::i32(Dim::Const(page_table), []));
         let out_rows = b.input("out_rows", ValueType::i32(Dim::Outs, []));
-        let embedding = ck.weight(EMBED, None, "weight", &[h.vocab, h.hidden])?;
-        let table = b.weight(embedding.clone());
-        let x = b.embed(tokens, table);
+        let embedding = b.weight(ck.weight(EMBED, None, "weight", &[h.vocab, h.hidden])?);
+        let x = b.embed(tokens, embedding);
         let rope = b.rope_table(positions, rope_table(ck, h)?);
         let tables = [positions, table_at, pages];
         Ok((Decoder { b, ck, h, layer: 0, slots, tables, out_rows, rope, embedding }, x))
@@ -249,7 +249,10 @@ impl<'a> Decoder<'a> {
             }
             ck => ck.optional(OUTPUT, None, "weight", &[self.h.vocab, self.h.hidden]),
         }?;
-        let head = self.b.weight(head.unwrap_or_else(|| self.embedding.clone()));
+        let head = match head {
+            Some(decl) => self.b.weight(decl),
+            None => self.embedding,
+        };
         let logits = self.b.matmul(x, head, "logits");
         let logits = self.biased(logits, OUTPUT, None, self.h.vocab, false)?;
         self.b.output("logits", logits);

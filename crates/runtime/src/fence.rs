@@ -31,7 +31,7 @@ fn known() -> String {
 }
 
 /// Why a kind can be missing from a build.
-const fn not_compiled(kind: DeviceKind) -> &'static str {
+pub const fn not_compiled(kind: DeviceKind) -> &'static str {
     match kind {
         DeviceKind::Cpu => "the CPU backend is part of every build",
         DeviceKind::Metal => "the Metal backend is compiled only on macOS with --features metal",

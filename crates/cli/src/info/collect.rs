@@ -7,7 +7,7 @@ use minfer_graph::{Graph, WeightDecl};
 use serde::Serialize;
 
 use crate::error::Failure;
-use crate::{units, weights};
+use crate::units;
 
 #[derive(Serialize)]
 pub(super) struct Info {
@@ -173,7 +173,7 @@ fn tensors(model: &Checkpoint, graph: &Graph) -> Vec<Tensor> {
             .collect(),
         Checkpoint::Shape(_) => {
             let weight = |w: &WeightDecl| tensor(&w.name, w.ty.to_string(), &w.shape, w.bytes().unwrap_or(0));
-            weights::distinct(graph).map(weight).collect()
+            graph.weights.iter().map(weight).collect()
         }
     }
 }
