@@ -85,9 +85,13 @@ fn prompts() {
     fails(&said_with_stdin(minfer(&["run"]), b"\n"), 2, &empty);
     fails(&said_with_stdin(minfer(&["run"]), b"caf\xe9"), 1, &["not valid UTF-8", "first wrong byte at 3"]);
     let long = "word ".repeat(3000);
-    let parts = ["exceed its 2048", "--ctx", "shorten the prompt"];
+    let parts = ["of the context's 2048 are in use", "--ctx", "shorten the prompt"];
     fails(&said_with_stdin(minfer(&["run"]), long.as_bytes()), 1, &parts);
-    fails(&said(minfer(&["run", "--ctx", "8", "What is 27 + 58?"])), 1, &["exceed its 8", "up to 2048"]);
+    fails(
+        &said(minfer(&["run", "--ctx", "8", "What is 27 + 58?"])),
+        1,
+        &["0 of the context's 8 are in use", "up to 2048"],
+    );
 }
 
 #[test]

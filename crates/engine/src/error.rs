@@ -21,8 +21,8 @@ pub enum EngineError {
     #[error("{what} is {value}; it must be {allowed}")]
     BadOption { what: &'static str, value: String, allowed: &'static str },
     #[error(
-        "{have} tokens in the context and {add} more exceed its {limit}; raise the context size (--ctx, up to \
-         {model_limit} for this model) or shorten the prompt"
+        "{add} more tokens do not fit: {have} of the context's {limit} are in use; raise the context size (--ctx, up \
+         to {model_limit} for this model) or shorten the prompt"
     )]
     ContextOverflow { have: usize, add: usize, limit: usize, model_limit: usize },
     #[error(

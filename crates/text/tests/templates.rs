@@ -184,7 +184,9 @@ fn llama_cpp_templates() {
         }
     }
     println!("{same} prompts as expected, {unlike} not; {unparsed} templates cannot be parsed");
-    assert_eq!((unlike, unparsed), (0, 0));
+    assert_eq!(unparsed, 0);
+    // Without the references some conversations are rightly refused by their template.
+    assert!(expected.is_none() || unlike == 0);
 }
 
 /// What Python refuses and we render: a loop over `none` runs no times, and lazy lists can be dumped.

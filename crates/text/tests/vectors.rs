@@ -204,10 +204,9 @@ fn nano_once() -> &'static Arc<Tokenizer> {
 
 /// Reference: nano's tokenizer.json, for the file that was converted from it.
 #[test]
-#[ignore = "needs MINFER_NANO_GGUF, a GGUF file of nano"]
 fn nano_file_equals_tokenizers() {
-    let gguf =
-        Gguf::open(Path::new(&std::env::var_os("MINFER_NANO_GGUF").expect("MINFER_NANO_GGUF"))).unwrap();
+    let gguf = Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/minfer-nano-Q8_0.gguf"))
+        .unwrap();
     let (file, hf) = (Tokenizer::from_gguf(gguf.metadata()).unwrap(), nano());
     let vectors = json("byte-level-vectors.json");
     for text in vectors["texts"].as_array().unwrap() {
