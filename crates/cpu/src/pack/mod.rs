@@ -5,7 +5,7 @@
 //! broadcast 4 at a time, and no horizontal sums are needed. Nothing is requantised. The products are in
 //! `matmul`; where the bytes come from and who packs in parallel is the caller's business.
 //!
-//! A stream of one group, for `k` numbers a row (the sizes are in [`layout`]):
+//! A stream of one group, for `k` numbers a row (the sizes are in `layout`):
 //! * float formats: `[k][8 rows]` numbers as in the file;
 //! * quantised formats: per file block `[head of 8 rows]`, then per 32 columns `[sub-scales of 8 rows][codes]`.
 //!
