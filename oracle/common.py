@@ -43,11 +43,11 @@ def args(family, **defaults):
 
 
 @torch.no_grad()
-def randomise(model, seed):
+def randomise(model, seed, special=lambda name, tensor, generator: None):
     """Fill every parameter and persistent buffer from a generator keyed by its name.
 
     Keyed by name, so that one more tensor does not shift the others. Matrices: N(0, 1/fan_in), the
-    embedding N(0, 1); norm weights 1 + 0.2 N; biases 0.3 N.
+    embedding N(0, 1); norm weights 1 + 0.2 N; biases 0.3 N. `special` may return other values.
     """
     buffers = [(n, b) for n, b in model.named_buffers() if n in model.state_dict()]
     for name, tensor in list(model.named_parameters()) + buffers:
@@ -55,6 +55,10 @@ def randomise(model, seed):
             continue
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        x = special(name, tensor, generator)
+        if x is not None:
+            tensor.copy_(x)
+            continue
         x = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if tensor.ndim >= 2:
             x = x if "embed_tokens" in name else x / math.sqrt(tensor.shape[-1])

@@ -14,3 +14,4 @@ one llama_plain llama --plain
 one qwen2 qwen2
 one qwen3 qwen3
 one qwen3_moe qwen3_moe
+one qwen4_exp qwen4_exp

@@ -3,13 +3,14 @@
 usage: slim.py IN OUT    (folders; OUT/<files> are overwritten)
 
 Keeps config.json, model.safetensors, report.json and, of golden.safetensors, the ids, the logits of
-the three ways and, for mixture-of-experts families, the router's outputs
-`full/model.layers.N.mlp.gate.{0 logits, 1 weights, 2 expert ids}`. Adds to report.json the smallest
+the three ways, for mixture-of-experts families the router's outputs
+`full/model.layers.N.mlp.gate.{0 logits, 1 weights, 2 expert ids}`, and for hybrid families the outputs of each
+layer's parts and the rows of the n-gram table. Adds to report.json the smallest
 gap between the last chosen and the first refused expert: a test may ask for equal expert ids only
 while the arithmetic differs by far less than this gap.
 
 Also writes config.legacy.json, the same configuration under the names that published checkpoints
-use (transformers before 5): rope_theta and rope_scaling, torch_dtype, num_experts.
+use (transformers before 5): rope_theta and rope_scaling, torch_dtype, num_experts. Newer families have none.
 """
 import json
 import os
@@ -21,6 +22,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 ROUTER = re.compile(r"full/model\.layers\.\d+\.mlp\.gate\.[012]$")
+# What a hybrid layer's parts give: reads of the residual streams, attention, selection, n-grams, experts.
+PARTS = re.compile(
+    r"full/(ngram_row_ids|model\.embed_tokens|model\.hyper_connection_mixer|model\.layers\.\d+"
+    r"(\.(attn_hyper_connection\.[02]|linear_attn|self_attn\.0|self_attn\.indexer|ple|mlp))?)$")
+LEGACY = ["llama", "qwen2", "qwen3", "qwen3_moe"]
 LOGITS = ["input_ids", "full.logits", "decode.logits", "chunked.logits"]
 
 
@@ -48,16 +54,19 @@ def router_margin(golden, n_used):
 
 def main(source, target):
     os.makedirs(target, exist_ok=True)
+    with open(os.path.join(source, "config.json")) as f:
+        config = json.load(f)
+    hybrid = config["model_type"] not in LEGACY
+    keep = lambda k: k in LOGITS or ROUTER.match(k) or hybrid and PARTS.match(k)
     with safe_open(os.path.join(source, "golden.safetensors"), "pt") as f:
-        golden = {k: f.get_tensor(k) for k in f.keys() if k in LOGITS or ROUTER.match(k)}
+        golden = {k: f.get_tensor(k) for k in f.keys() if keep(k)}
     save_file(golden, os.path.join(target, "golden.safetensors"))
     for name in ["config.json", "model.safetensors"]:
         shutil.copyfile(os.path.join(source, name), os.path.join(target, name))
-    with open(os.path.join(source, "config.json")) as f:
-        config = json.load(f)
-    with open(os.path.join(target, "config.legacy.json"), "w") as f:
-        json.dump(legacy(config), f, indent=2)
-        f.write("\n")
+    if not hybrid:
+        with open(os.path.join(target, "config.legacy.json"), "w") as f:
+            json.dump(legacy(config), f, indent=2)
+            f.write("\n")
     with open(os.path.join(source, "report.json")) as f:
         report = json.load(f)
     margin = router_margin(golden, config.get("num_experts_per_tok", 0))

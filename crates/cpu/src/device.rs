@@ -13,10 +13,10 @@ use minfer_runtime::{
     StateBuffer, StateSpec, Unavailable, WaitError, WeightHandle,
 };
 
-use crate::memory::{CpuArena, CpuState};
+use crate::memory::CpuArena;
 use crate::pack::{GROUP, PackedMatrix, group_bytes, pack_into};
 use crate::pool::{Pool, default_threads};
-use crate::{Isa, Kernels, program, topology_text};
+use crate::{Isa, Kernels, program, state, topology_text};
 
 /// The descriptor for the registry.
 pub const DESCRIPTOR: Descriptor = Descriptor {
@@ -199,7 +199,7 @@ impl Device for CpuDevice {
     }
 
     fn open_state(&self, spec: &StateSpec) -> Result<Arc<dyn StateBuffer>, DeviceError> {
-        Ok(Arc::new(CpuState::new(self.shared.clone(), spec)?))
+        state::open(self.shared.clone(), spec)
     }
 
     fn open_arena(&self, bytes: usize) -> Result<Arc<dyn Arena>, DeviceError> {

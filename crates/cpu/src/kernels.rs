@@ -7,10 +7,10 @@
 //! Matrix products select their kernels themselves (`matmul`), because they depend on the weight format.
 
 use half::f16;
-use minfer_graph::RopeStyle;
+use minfer_graph::{Act, RopeStyle};
 
 use crate::isa::Isa;
-use crate::{attention, elementwise, math, norm, rope, router};
+use crate::{attention, delta_rule, elementwise, math, norm, rope, router, streams};
 
 /// `x, out`.
 type Unary = unsafe fn(&[f32], &mut [f32]);
@@ -25,11 +25,16 @@ type Binary = unsafe fn(&[f32], &[f32], &mut [f32]);
 pub struct Kernels {
     isa: Isa,
     pub(crate) max: unsafe fn(&[f32]) -> f32,
+    pub(crate) dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub(crate) add: Binary,
     pub(crate) mul: Binary,
     pub(crate) silu: Unary,
     pub(crate) swiglu: Binary,
-    pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    pub(crate) fold: Binary,
+    pub(crate) act: unsafe fn(Act, &[f32], &mut [f32]),
+    pub(crate) stream_add: unsafe fn(&[f32], f32, &[f32], &mut [f32]),
+    pub(crate) delta_step: delta_rule::StepFn,
+    pub(crate) rms_norm: unsafe fn(&[f32], usize, &[f32], f32, &mut [f32]),
     pub(crate) rope: unsafe fn(RopeStyle, &[f32], usize, &[f32], &mut [f32]),
     pub(crate) softmax: Unary,
     pub(crate) combine: Binary,
@@ -46,10 +51,15 @@ impl Kernels {
         Kernels {
             isa: Isa::Scalar,
             max: math::scalar::max,
+            dot: math::scalar::dot,
             add: elementwise::scalar::add,
             mul: elementwise::scalar::mul,
             silu: elementwise::scalar::silu,
             swiglu: elementwise::scalar::swiglu,
+            fold: elementwise::scalar::fold,
+            act: elementwise::scalar::act,
+            stream_add: streams::scalar::add,
+            delta_step: delta_rule::scalar::step,
             rms_norm: norm::scalar::rms_norm,
             rope: rope::scalar::rope,
             softmax: router::scalar::softmax,
@@ -69,10 +79,15 @@ impl Kernels {
             return Some(Kernels {
                 isa: Isa::Avx2,
                 max: math::avx2::max,
+                dot: math::avx2::dot,
                 add: elementwise::avx2::add,
                 mul: elementwise::avx2::mul,
                 silu: elementwise::avx2::silu,
                 swiglu: elementwise::avx2::swiglu,
+                fold: elementwise::avx2::fold,
+                act: elementwise::avx2::act,
+                stream_add: streams::avx2::add,
+                delta_step: delta_rule::avx2::step,
                 rms_norm: norm::avx2::rms_norm,
                 rope: rope::avx2::rope,
                 softmax: router::avx2::softmax,

@@ -9,9 +9,12 @@
 //! What does not belong here: shapes of models, plans, who owns pages and states.
 
 pub mod attention;
+pub mod conv;
+pub mod delta_rule;
 pub mod device;
 pub mod elementwise;
 pub mod embed;
+pub mod index;
 pub mod isa;
 mod kernels;
 pub mod math;
@@ -25,6 +28,8 @@ pub mod quantize;
 pub mod rope;
 pub mod router;
 pub mod select;
+mod state;
+pub mod streams;
 #[cfg(test)]
 mod testing;
 mod topology_text;

@@ -3,19 +3,20 @@
 use crate::Kernels;
 
 impl Kernels {
-    /// Normalises each group of `weight.len()` numbers of a row by its own root mean square.
+    /// Normalises each group of `group` numbers of a row by its own root mean square.
     ///
-    /// `out[i] = (x[i] * (1 / sqrt(mean(x^2) + eps))) * weight[i % group]`, the order in which the
-    /// `transformers` library rounds. A weight as long as the row is the ordinary RMSNorm; one of
-    /// `head_dim` is the per-head norm of queries and keys.
+    /// `out[i] = (x[i] * (1 / sqrt(mean(x^2) + eps))) * weight[i % weight.len()]`, the order in which the
+    /// `transformers` library rounds. A group of the whole row is the ordinary RMSNorm; one of `head_dim`
+    /// is the per-head norm of queries and keys. The weight is as long as a group or as the row.
     ///
     /// # Panics
-    /// When `x` is not whole groups or `out` is not as long as `x`.
-    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    /// When `x` or `weight` is not whole groups or `out` is not as long as `x`.
+    pub fn rms_norm(&self, x: &[f32], group: usize, weight: &[f32], eps: f32, out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "rms_norm: rows differ");
-        assert!(!weight.is_empty() && x.len().is_multiple_of(weight.len()), "rms_norm: partial group");
+        assert!(group > 0 && x.len().is_multiple_of(group), "rms_norm: partial group");
+        assert!(weight.len() == group || weight.len() == x.len(), "rms_norm: weight");
         // SAFETY: `Kernels` holds only what this machine can run.
-        unsafe { (self.rms_norm)(x, weight, eps, out) }
+        unsafe { (self.rms_norm)(x, group, weight, eps, out) }
     }
 }
 
@@ -36,9 +37,9 @@ pub(crate) mod scalar {
     use super::{reciprocal_rms, scale_group};
     use crate::math::scalar::dot;
 
-    pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        let group = weight.len();
-        for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+    pub(crate) fn rms_norm(x: &[f32], group: usize, weight: &[f32], eps: f32, out: &mut [f32]) {
+        let weights = weight.chunks_exact(group).cycle();
+        for ((x, out), weight) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)).zip(weights) {
             scale_group(x, weight, reciprocal_rms(dot(x, x), group, eps), out);
         }
     }
@@ -50,9 +51,9 @@ pub(crate) mod avx2 {
     use crate::math::avx2::dot;
 
     #[target_feature(enable = "avx2,fma")]
-    pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        let group = weight.len();
-        for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+    pub(crate) fn rms_norm(x: &[f32], group: usize, weight: &[f32], eps: f32, out: &mut [f32]) {
+        let weights = weight.chunks_exact(group).cycle();
+        for ((x, out), weight) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)).zip(weights) {
             scale_group(x, weight, reciprocal_rms(dot(x, x), group, eps), out);
         }
     }
@@ -63,13 +64,14 @@ mod tests {
     use crate::Kernels;
     use crate::testing::{Rng, assert_close, assert_same_bits, with_edge_cases};
 
-    fn reference(x: &[f32], weight: &[f32], eps: f64) -> Vec<f64> {
-        let normalised = |x: &[f32]| {
+    fn reference(x: &[f32], group: usize, weight: &[f32], eps: f64) -> Vec<f64> {
+        let mut weights = weight.iter().cycle();
+        let mut normalised = |x: &[f32]| {
             let square = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
             let r = 1.0 / (square + eps).sqrt();
-            x.iter().zip(weight).map(|(&x, &w)| f64::from(x) * r * f64::from(w)).collect::<Vec<_>>()
+            x.iter().zip(weights.by_ref()).map(|(&x, &w)| f64::from(x) * r * f64::from(w)).collect::<Vec<_>>()
         };
-        x.chunks(weight.len()).flat_map(normalised).collect()
+        x.chunks(group).flat_map(&mut normalised).collect()
     }
 
     /// Against f64: six roundings and a sum over at most 4096 squares in 8 lanes; bound 2e-6.
@@ -77,10 +79,12 @@ mod tests {
     fn is_accurate() {
         let mut rng = Rng::new(2);
         for (n, group) in [(1, 1), (7, 7), (96, 96), (4096, 4096), (1024, 64), (240, 80)] {
-            let (x, weight) = (rng.floats(n, 3.0), rng.floats(group, 2.0));
-            let mut out = vec![0.0; n];
-            Kernels::detect().rms_norm(&x, &weight, 1e-6, &mut out);
-            assert_close(&out, &reference(&x, &weight, 1e-6), 2e-6);
+            for wide in [group, n] {
+                let (x, weight) = (rng.floats(n, 3.0), rng.floats(wide, 2.0));
+                let mut out = vec![0.0; n];
+                Kernels::detect().rms_norm(&x, group, &weight, 1e-6, &mut out);
+                assert_close(&out, &reference(&x, group, &weight, 1e-6), 2e-6);
+            }
         }
     }
 
@@ -91,8 +95,8 @@ mod tests {
             for x in [rng.floats(n, 3.0), with_edge_cases(rng.floats(n, 3.0)), vec![0.0; n]] {
                 let weight = rng.floats(group, 2.0);
                 let [mut want, mut got] = [vec![0.0; n], vec![0.0; n]];
-                Kernels::scalar().rms_norm(&x, &weight, 1e-5, &mut want);
-                Kernels::detect().rms_norm(&x, &weight, 1e-5, &mut got);
+                Kernels::scalar().rms_norm(&x, group, &weight, 1e-5, &mut want);
+                Kernels::detect().rms_norm(&x, group, &weight, 1e-5, &mut got);
                 assert_same_bits(&got, &want);
             }
         }

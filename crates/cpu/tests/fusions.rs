@@ -97,6 +97,7 @@ fn weight(b: &mut GraphBuilder, name: &str, ty: BlockType, shape: &[usize]) -> W
         ty,
         shape: shape.to_vec(),
         tensors: vec![name.to_string()],
+        map: Default::default(),
     })
 }
 

@@ -4,61 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use minfer_graph::{Bind, PAGE, StateId, WeightDecl};
-use minfer_model::{Checkpoint, Hyper};
+use minfer_graph::{Bind, PAGE, StateId, StateKind, WeightDecl};
+use minfer_model::{Checkpoint, Hyper, Ngram};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{
-    Counters, Device, DeviceKind, Executor, ExecutorOptions, KvFormat, OpenOptions, Progress, Registry,
-    SourceError, StateSpec, WeightSource,
+    Counters, Device, Executor, ExecutorOptions, OpenOptions, Progress, Registry, SourceError, StateSpec,
+    WeightSource,
 };
 
 use crate::error::EngineError;
+use crate::options::EngineOptions;
 use crate::pages::PagePool;
 use crate::sequence::{PageCopy, Sequence, SequenceId};
 use crate::session::Session;
-
-/// How an engine is opened.
-#[derive(Clone)]
-pub struct EngineOptions {
-    /// Devices that may take part, most preferred first.
-    pub devices: Vec<Arc<dyn Device>>,
-    /// Longest sequence in tokens; `None`: the model's context, at most [`EngineOptions::DEFAULT_CONTEXT`].
-    pub context: Option<usize>,
-    /// Sequences that can be at full length at one time.
-    pub sequences: usize,
-    /// Most rows in a step, and so the chunk in which prompts are processed.
-    pub max_rows: usize,
-    /// Most rows of a step whose logits may be wanted.
-    pub max_outs: usize,
-    /// Format of keys and values.
-    pub kv_format: KvFormat,
-    /// The blocking reference path for copies between devices.
-    pub sync_copies: bool,
-    /// Layers that may leave the CPU; `None`: all.
-    pub gpu_layers: Option<u32>,
-    /// Kinds on which every node must land; empty: anywhere.
-    pub require: Vec<DeviceKind>,
-}
-
-impl EngineOptions {
-    /// Context when none is asked for: memory for it is reserved when the engine opens.
-    pub const DEFAULT_CONTEXT: usize = 4096;
-
-    /// One sequence on these devices.
-    pub fn new(devices: Vec<Arc<dyn Device>>) -> EngineOptions {
-        EngineOptions {
-            devices,
-            context: None,
-            sequences: 1,
-            max_rows: 256,
-            max_outs: 8,
-            kv_format: KvFormat::F16,
-            sync_copies: false,
-            gpu_layers: None,
-            require: Vec::new(),
-        }
-    }
-}
+use crate::states::{Recurrent, StateMove};
 
 /// The CPU alone, with `threads` threads or one per physical core.
 ///
@@ -86,6 +45,9 @@ pub struct Chunk<'a> {
     pub sequence: SequenceId,
     pub tokens: &'a [u32],
     pub outs: Outs,
+    /// The tokens are guesses: after looking at the logits, [`Engine::commit`] says how many to keep. Until
+    /// then the sequence takes no other step.
+    pub window: bool,
 }
 
 /// Logits of a step: one row of `vocab` numbers per wanted row, in the order of the step.
@@ -120,6 +82,9 @@ struct StepInputs {
     table_at: Vec<i32>,
     pages: Vec<i32>,
     out_rows: Vec<i32>,
+    state_from: Vec<i32>,
+    state_to: Vec<i32>,
+    ngram_rows: Vec<i32>,
 }
 
 /// An open model.
@@ -127,6 +92,9 @@ pub struct Engine {
     hyper: Hyper,
     executor: Executor,
     pool: PagePool,
+    /// For models with recurrent state.
+    recurrent: Option<Recurrent>,
+    ngram: Option<Ngram>,
     sequences: BTreeMap<u32, Sequence>,
     next_id: u32,
     context: usize,
@@ -166,10 +134,16 @@ impl Engine {
         let pages_per_sequence = context.div_ceil(PAGE);
         let pages = pages_per_sequence * options.sequences;
         let graph = loaded.graph(model, pages)?;
+        let recurrent = graph.states.iter().any(|s| matches!(s.kind, StateKind::Recurrent { .. }));
+        let recurrent = recurrent.then(|| Recurrent::new(&options));
+        let units = |kind: &StateKind| match kind {
+            StateKind::Recurrent { .. } => recurrent.as_ref().map_or(0, Recurrent::slots),
+            _ => pages,
+        };
         let states: Vec<StateSpec> = graph
             .states
             .iter()
-            .map(|decl| StateSpec { decl: decl.clone(), format: options.kv_format, pages })
+            .map(|decl| StateSpec { decl: decl.clone(), format: options.kv_format, pages: units(&decl.kind) })
             .collect();
         let policy = Policy {
             kv_format: options.kv_format,
@@ -187,6 +161,8 @@ impl Engine {
             hyper,
             executor,
             pool: PagePool::new(pages),
+            recurrent,
+            ngram: loaded.ngram().cloned(),
             sequences: BTreeMap::new(),
             next_id: 0,
             context,
@@ -226,6 +202,11 @@ impl Engine {
         self.pool.free()
     }
 
+    /// Slots of recurrent state that no sequence uses; 0 for models without.
+    pub fn free_state_slots(&self) -> usize {
+        self.recurrent.as_ref().map_or(0, Recurrent::free)
+    }
+
     /// A new empty sequence with a session around it.
     pub fn session(&mut self) -> Session<'_> {
         let id = self.new_sequence();
@@ -259,24 +240,59 @@ impl Engine {
     /// A sequence with the same tokens. Pages are shared until one of the two writes to them.
     ///
     /// # Errors
-    /// [`EngineError::UnknownSequence`].
+    /// [`EngineError::UnknownSequence`], [`EngineError::OpenWindow`].
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, EngineError> {
         let parent = self.sequence(id)?;
-        let child = Sequence { tokens: parent.tokens.clone(), pages: parent.pages.clone() };
+        parent.check_no_window()?;
+        let child = Sequence {
+            tokens: parent.tokens.clone(),
+            pages: parent.pages.clone(),
+            state: parent.state.clone(),
+        };
         child.pages.iter().for_each(|&p| self.pool.share(p));
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.share(&child.state);
+        }
         Ok(self.insert(child))
     }
 
-    /// Forgets all but the first `len` tokens.
+    /// Forgets all but the first `len` tokens and returns how many are left: a sequence with recurrent state
+    /// goes back to its last checkpoint at or before `len`, and the caller appends the rest again.
     ///
     /// # Errors
     /// [`EngineError::UnknownSequence`], [`EngineError::BadTruncation`] when the sequence is shorter.
-    pub fn truncate(&mut self, id: SequenceId, len: usize) -> Result<(), EngineError> {
+    pub fn truncate(&mut self, id: SequenceId, len: usize) -> Result<usize, EngineError> {
         let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
+        sequence.check_no_window()?;
         if len > sequence.len() {
             return Err(EngineError::BadTruncation { len: sequence.len(), to: len });
         }
-        sequence.tokens.truncate(len);
+        let mut kept = len;
+        if let Some(recurrent) = self.recurrent.as_mut().filter(|_| len < sequence.len()) {
+            kept = recurrent.go_back(&mut sequence.state, len);
+        }
+        sequence.tokens.truncate(kept);
+        sequence.trim(&mut self.pool);
+        Ok(kept)
+    }
+
+    /// Keeps the first `keep` tokens of the window that the sequence's last step opened, exactly as if only
+    /// they had been appended. Nothing is computed again.
+    ///
+    /// # Errors
+    /// [`EngineError::NoWindow`], [`EngineError::BadTruncation`] when the window is shorter.
+    pub fn commit(&mut self, id: SequenceId, keep: usize) -> Result<(), EngineError> {
+        let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
+        let window = sequence.state.window.take().ok_or(EngineError::NoWindow)?;
+        let (start, len) = (window.start, sequence.len() - window.start);
+        if keep > len {
+            sequence.state.window = Some(window);
+            return Err(EngineError::BadTruncation { len, to: keep });
+        }
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.settle(&mut sequence.state, window, keep);
+        }
+        sequence.tokens.truncate(start + keep);
         sequence.trim(&mut self.pool);
         Ok(())
     }
@@ -289,6 +305,9 @@ impl Engine {
         let mut sequence = self.sequences.remove(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
         sequence.tokens.clear();
         sequence.trim(&mut self.pool);
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.release(sequence.state);
+        }
         Ok(())
     }
 
@@ -300,11 +319,20 @@ impl Engine {
     /// it was before the step.
     pub fn step(&mut self, chunks: &[Chunk<'_>]) -> Result<Logits<'_>, EngineError> {
         self.check_step(chunks)?;
-        let result = self.reserve(chunks).and_then(|()| self.run(chunks));
+        let mut moves = Vec::new();
+        let result = self.reserve(chunks, &mut moves).and_then(|()| self.run(chunks, &moves));
+        let mut moves = moves.into_iter();
         for chunk in chunks {
             let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) else { continue };
+            let state_move = moves.next();
+            if let (Some(recurrent), Some(state_move)) = (&mut self.recurrent, state_move) {
+                match result {
+                    Ok(()) => recurrent.apply(&mut sequence.state, state_move),
+                    Err(_) => recurrent.undo(state_move),
+                }
+            }
             match result {
-                Ok(()) => sequence.tokens.extend_from_slice(chunk.tokens),
+                Ok(()) => sequence.extend(chunk.tokens, chunk.window),
                 Err(_) => sequence.trim(&mut self.pool),
             }
         }
@@ -319,6 +347,7 @@ impl Engine {
         let mut needed = 0;
         for (i, chunk) in chunks.iter().enumerate() {
             let sequence = self.sequence(chunk.sequence)?;
+            sequence.check_no_window()?;
             if chunks[..i].iter().any(|c| c.sequence == chunk.sequence) {
                 return Err(EngineError::SequenceTwice);
             }
@@ -345,9 +374,14 @@ impl Engine {
         Err(EngineError::ContextOverflow { have, add, limit: self.context, model_limit })
     }
 
-    /// Pages for every chunk, copies of shared ones included.
-    fn reserve(&mut self, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {
+    /// Pages and state slots for every chunk, copies of shared pages included.
+    fn reserve(&mut self, chunks: &[Chunk<'_>], moves: &mut Vec<StateMove>) -> Result<(), EngineError> {
         for chunk in chunks {
+            if let Some(recurrent) = &mut self.recurrent {
+                let wanted = self.sequences.get(&chunk.sequence.0).map_or(0, Sequence::len);
+                recurrent.make_room(chunk, &mut self.sequences);
+                moves.push(recurrent.plan(wanted, chunk)?);
+            }
             let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) else { continue };
             if let Some(copy) = sequence.reserve(chunk.tokens.len(), &mut self.pool)? {
                 self.copy_page(copy)?;
@@ -357,7 +391,9 @@ impl Engine {
     }
 
     fn copy_page(&self, PageCopy { from, to }: PageCopy) -> Result<(), EngineError> {
-        for id in 0..self.executor.placed().graph.states.len() as u32 {
+        for (id, decl) in self.executor.placed().graph.states.iter().enumerate() {
+            let StateKind::Paged { .. } = decl.kind else { continue };
+            let id = id as u32;
             let Some(state) = self.executor.state(StateId(id)) else { continue };
             state.copy_page(from, to).map_err(|source| minfer_runtime::RuntimeError::Device {
                 what: "copying a KV page".to_string(),
@@ -368,11 +404,11 @@ impl Engine {
         Ok(())
     }
 
-    fn run(&mut self, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {
-        self.bind(chunks)?;
+    fn run(&mut self, chunks: &[Chunk<'_>], moves: &[StateMove]) -> Result<(), EngineError> {
+        self.bind(chunks, moves)?;
         let i = &self.inputs;
         let bind = Bind { rows: i.tokens.len(), outs: i.out_rows.len() };
-        let inputs: [(&str, &[i32]); 6] = [
+        let mut inputs: Vec<(&str, &[i32])> = vec![
             ("tokens", &i.tokens),
             ("positions", &i.positions),
             ("slots", &i.slots),
@@ -380,6 +416,12 @@ impl Engine {
             ("pages", &i.pages),
             ("out_rows", &i.out_rows),
         ];
+        if self.recurrent.is_some() {
+            inputs.extend([("state_from", &i.state_from[..]), ("state_to", &i.state_to[..])]);
+        }
+        if self.ngram.is_some() {
+            inputs.push(("ngram_rows", &i.ngram_rows));
+        }
         let outputs = self.executor.execute(bind, &inputs)?;
         let bytes = outputs.bytes("logits").unwrap_or_default();
         self.logits.clear();
@@ -387,15 +429,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Fills the step's inputs from the chunks and their block tables.
-    fn bind(&mut self, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {
+    /// Fills the step's inputs from the chunks, their block tables and their state slots.
+    fn bind(&mut self, chunks: &[Chunk<'_>], moves: &[StateMove]) -> Result<(), EngineError> {
         let i = &mut self.inputs;
-        for list in
-            [&mut i.tokens, &mut i.positions, &mut i.slots, &mut i.table_at, &mut i.pages, &mut i.out_rows]
-        {
-            list.clear();
-        }
-        for chunk in chunks {
+        i.clear();
+        for (c, chunk) in chunks.iter().enumerate() {
             let sequence = self.sequences.get(&chunk.sequence.0);
             let sequence = sequence.ok_or(EngineError::UnknownSequence(chunk.sequence.0))?;
             let table_at = i.pages.len() as i32;
@@ -408,6 +446,13 @@ impl Engine {
                 i.slots.push(sequence.slot(position));
                 i.table_at.push(table_at);
             }
+            if let Some(state_move) = moves.get(c) {
+                state_move.bind(&sequence.state, chunk.tokens.len(), &mut i.state_from, &mut i.state_to);
+            }
+            if let Some(ngram) = &self.ngram {
+                let all: Vec<u32> = sequence.tokens.iter().chain(chunk.tokens).copied().collect();
+                (sequence.len()..all.len()).for_each(|at| ngram.rows(&all, at, &mut i.ngram_rows));
+            }
             let rows = first_row as i32..i.tokens.len() as i32;
             match chunk.outs {
                 Outs::None => {}
@@ -419,30 +464,20 @@ impl Engine {
     }
 }
 
-impl EngineOptions {
-    fn check(&self, context: usize, allowed: usize) -> Result<(), EngineError> {
-        if context > allowed {
-            return Err(EngineError::ContextTooLong { asked: context, allowed });
+impl StepInputs {
+    fn clear(&mut self) {
+        for list in [
+            &mut self.tokens,
+            &mut self.positions,
+            &mut self.slots,
+            &mut self.table_at,
+            &mut self.pages,
+            &mut self.out_rows,
+            &mut self.state_from,
+            &mut self.state_to,
+            &mut self.ngram_rows,
+        ] {
+            list.clear();
         }
-        let positive = [
-            ("the context size", context),
-            ("the number of sequences", self.sequences),
-            ("the number of rows per step", self.max_rows),
-            ("the number of outputs per step", self.max_outs),
-        ];
-        for (what, value) in positive {
-            if value == 0 {
-                return Err(EngineError::BadOption { what, value: value.to_string(), allowed: "at least 1" });
-            }
-        }
-        if self.sequences > 4096 {
-            let value = self.sequences.to_string();
-            return Err(EngineError::BadOption {
-                what: "the number of sequences",
-                value,
-                allowed: "at most 4096",
-            });
-        }
-        Ok(())
     }
 }

@@ -38,6 +38,14 @@ pub enum EngineError {
     TokenOutOfRange { id: u32, vocab: usize },
     #[error("cannot truncate a sequence of {len} tokens to {to}")]
     BadTruncation { len: usize, to: usize },
+    #[error(
+        "all {total} slots of recurrent state are in use; open the engine for more sequences or checkpoints"
+    )]
+    OutOfStateSlots { total: usize },
+    #[error("the sequence's last step was a window of guesses: commit it first")]
+    OpenWindow,
+    #[error("the sequence has no window to commit")]
+    NoWindow,
     #[error("a sequence appears twice in one step")]
     SequenceTwice,
     #[error("a step has no tokens")]

@@ -22,18 +22,21 @@
 mod engine;
 mod error;
 mod generate;
+mod options;
 mod pages;
 mod sampler;
 mod sequence;
 mod session;
+mod states;
 mod text;
 
-pub use engine::{Chunk, Engine, EngineOptions, Logits, Outs, cpu_devices};
+pub use engine::{Chunk, Engine, Logits, Outs, cpu_devices};
 pub use error::EngineError;
 pub use generate::{Finish, Generate, Generation, Piece, Timings};
 pub use minfer_model::{Checkpoint, Hyper, Shape};
 pub use minfer_runtime::{Counters, KvFormat};
 pub use minfer_text::{ChatTemplate, Message, RenderOptions, Tokenizer};
+pub use options::EngineOptions;
 pub use sampler::{Penalties, Sampler, SamplerOptions, Stage};
 pub use sequence::SequenceId;
 pub use session::Session;

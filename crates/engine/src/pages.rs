@@ -1,4 +1,5 @@
-//! The pool of KV pages: which are free, and how many block tables refer to each of the others.
+//! A pool of numbered units with reference counts: KV pages that block tables refer to, and slots of
+//! recurrent state.
 
 use crate::error::EngineError;
 use minfer_graph::PAGE;

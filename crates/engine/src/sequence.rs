@@ -4,6 +4,7 @@ use minfer_graph::PAGE;
 
 use crate::error::EngineError;
 use crate::pages::PagePool;
+use crate::states::{SequenceState, Window};
 
 /// A sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +15,7 @@ pub struct SequenceId(pub(crate) u32);
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     pub(crate) pages: Vec<u32>,
+    pub(crate) state: SequenceState,
 }
 
 /// A page whose content must be copied before the sequence writes to it.
@@ -26,6 +28,21 @@ pub(crate) struct PageCopy {
 impl Sequence {
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Fails while a window waits for its commit.
+    pub(crate) fn check_no_window(&self) -> Result<(), EngineError> {
+        if self.state.window.is_some() { Err(EngineError::OpenWindow) } else { Ok(()) }
+    }
+
+    /// Takes in the tokens of a finished step.
+    pub(crate) fn extend(&mut self, tokens: &[u32], window: bool) {
+        if window {
+            // A model with recurrent state has put the window's slots here already.
+            let start = self.tokens.len();
+            self.state.window.get_or_insert_with(Window::default).start = start;
+        }
+        self.tokens.extend_from_slice(tokens);
     }
 
     /// Pages that `add` more tokens take from the pool, the copy of a shared last page included.

@@ -41,7 +41,7 @@ impl<'a> Session<'a> {
             }
             let last = chunks.peek().is_none();
             let outs = if last { Outs::Last } else { Outs::None };
-            let logits = self.engine.step(&[Chunk { sequence: self.id, tokens, outs }])?;
+            let logits = self.engine.step(&[Chunk { sequence: self.id, tokens, outs, window: false }])?;
             if last {
                 return Ok(Some(logits.row(0).to_vec()));
             }
@@ -49,11 +49,11 @@ impl<'a> Session<'a> {
         Err(EngineError::EmptyPrompt)
     }
 
-    /// Forgets all but the first `len` tokens.
+    /// Forgets all but the first `len` tokens, and returns how many are left (see [`Engine::truncate`]).
     ///
     /// # Errors
     /// When there are fewer.
-    pub fn truncate(&mut self, len: usize) -> Result<(), EngineError> {
+    pub fn truncate(&mut self, len: usize) -> Result<usize, EngineError> {
         self.engine.truncate(self.id, len)
     }
 

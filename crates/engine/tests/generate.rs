@@ -142,7 +142,7 @@ fn refused_steps_change_nothing() {
     let free = engine.free_pages();
     let id = engine.new_sequence();
     let step = |engine: &mut Engine, tokens: &[u32]| {
-        engine.step(&[Chunk { sequence: id, tokens, outs: Outs::Last }]).map(|l| l.len())
+        engine.step(&[Chunk { sequence: id, tokens, outs: Outs::Last, window: false }]).map(|l| l.len())
     };
     assert_eq!(step(&mut engine, &[1, 2, 3]).unwrap(), 1);
     assert!(matches!(
@@ -151,15 +151,16 @@ fn refused_steps_change_nothing() {
     ));
     assert!(matches!(step(&mut engine, &[]), Err(EngineError::EmptyStep)));
     assert!(matches!(step(&mut engine, &[1; 126]), Err(EngineError::ContextOverflow { .. })));
-    let twice = Chunk { sequence: id, tokens: &[1], outs: Outs::Last };
+    let twice = Chunk { sequence: id, tokens: &[1], outs: Outs::Last, window: false };
     assert!(matches!(engine.step(&[twice, twice]), Err(EngineError::SequenceTwice)));
     assert_eq!(engine.tokens(id).unwrap(), [1, 2, 3]);
     // Two long sequences do not fit the memory of one: the first to write gets a copy of the shared page.
     let other = engine.fork(id).unwrap();
     assert_eq!(engine.free_pages(), 1);
     step(&mut engine, &[4; 60]).unwrap();
-    let result =
-        engine.step(&[Chunk { sequence: other, tokens: &[4; 100], outs: Outs::Last }]).map(|l| l.len());
+    let result = engine
+        .step(&[Chunk { sequence: other, tokens: &[4; 100], outs: Outs::Last, window: false }])
+        .map(|l| l.len());
     assert!(
         matches!(result, Err(EngineError::OutOfPages { needed: 1, free: 0, total: 2, .. })),
         "{result:?}"

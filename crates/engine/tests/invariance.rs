@@ -41,9 +41,14 @@ fn batched(engine: &mut Engine, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
         let mine = &prompt[step * chunk..((step + 1) * chunk).min(prompt.len())];
         let mut chunks: Vec<Chunk<'_>> = others
             .iter()
-            .map(|(sequence, t)| Chunk { sequence: *sequence, tokens: &t[part(t)], outs: Outs::None })
+            .map(|(sequence, t)| Chunk {
+                sequence: *sequence,
+                tokens: &t[part(t)],
+                outs: Outs::None,
+                window: false,
+            })
             .collect();
-        chunks.insert(3, Chunk { sequence: main, tokens: mine, outs: Outs::All });
+        chunks.insert(3, Chunk { sequence: main, tokens: mine, outs: Outs::All, window: false });
         let out = engine.step(&chunks).unwrap();
         logits.extend((0..out.len()).map(|i| out.row(i).to_vec()));
     }
@@ -59,7 +64,7 @@ fn after_fork_and_truncate(engine: &mut Engine, prompt: &[u32]) -> Vec<Vec<f32>>
     let parent = engine.new_sequence();
     let mut logits = Vec::new();
     let mut add = |engine: &mut Engine, sequence, tokens: &[u32], keep: bool| {
-        let out = engine.step(&[Chunk { sequence, tokens, outs: Outs::All }]).unwrap();
+        let out = engine.step(&[Chunk { sequence, tokens, outs: Outs::All, window: false }]).unwrap();
         if keep {
             logits.extend((0..out.len()).map(|i| out.row(i).to_vec()));
         }
@@ -194,8 +199,10 @@ fn play(model: &Checkpoint, kv: KvFormat, threads: usize, moves: &[Move]) {
                         batch.push((id, tokens(n, stream)));
                     }
                 }
-                let chunks: Vec<_> =
-                    batch.iter().map(|(s, t)| Chunk { sequence: *s, tokens: t, outs: Outs::All }).collect();
+                let chunks: Vec<_> = batch
+                    .iter()
+                    .map(|(s, t)| Chunk { sequence: *s, tokens: t, outs: Outs::All, window: false })
+                    .collect();
                 if chunks.is_empty() {
                     continue;
                 }

@@ -5,7 +5,10 @@ use std::collections::HashMap;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Input, Node, Output, StateId, Value, ValueId, WeightDecl, WeightId};
-use crate::op::{Attend, Norm, Op, Rope, RopeStyle, RopeTable, Router};
+use crate::op::{
+    Act, Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, RopeStyle,
+    RopeTable, Router, Slice, Streams,
+};
 use crate::state::StateDecl;
 use crate::types::{DType, ValueType};
 
@@ -62,10 +65,15 @@ impl GraphBuilder {
         self.one(Op::Embed, &[ids], Some(table), None, "embed")
     }
 
-    /// RMS norm over whole rows, or over groups (heads) of `group` numbers.
+    /// RMS norm over whole rows, or over groups (heads) as long as the weight.
     pub fn rms_norm(&mut self, x: ValueId, weight: WeightId, eps: f32) -> ValueId {
         let group = self.graph.weights[weight.index()].shape.first().copied().unwrap_or(0);
-        self.one(Op::RmsNorm(Norm { eps, group }), &[x], Some(weight), None, "norm")
+        self.grouped_norm(x, weight, Norm { eps, group })
+    }
+
+    /// RMS norm over groups, with a weight for one group or for the whole row.
+    pub fn grouped_norm(&mut self, x: ValueId, weight: WeightId, norm: Norm) -> ValueId {
+        self.one(Op::RmsNorm(norm), &[x], Some(weight), None, "norm")
     }
 
     /// `x W^T`; inserts the `Quantize` node that a quantised weight wants, once per value.
@@ -120,9 +128,10 @@ impl GraphBuilder {
         self.one(Op::Rope(Rope { style, head_dim }), &[x, table], None, None, "rotated")
     }
 
-    /// Writes K and V rows into their slots.
-    pub fn store_kv(&mut self, k: ValueId, v: ValueId, slots: ValueId, state: StateId) {
-        self.push(Op::StoreKv, &[k, v, slots], None, Some(state), "");
+    /// Writes rows of the first parts of `state` (K, V, ..) into their slots.
+    pub fn store_kv(&mut self, rows: &[ValueId], slots: ValueId, state: StateId) {
+        let inputs: Vec<_> = rows.iter().copied().chain([slots]).collect();
+        self.push(Op::StoreKv, &inputs, None, Some(state), "");
     }
 
     /// Attention of each row over its sequence's pages.
@@ -134,6 +143,98 @@ impl GraphBuilder {
         attend: Attend,
     ) -> ValueId {
         self.one(Op::Attend(attend), &[q, positions, table_at, pages], None, Some(state), "attended")
+    }
+
+    /// Attention over the chosen blocks.
+    pub fn attend_blocks(
+        &mut self,
+        q: ValueId,
+        [positions, table_at, pages]: [ValueId; 3],
+        blocks: ValueId,
+        state: StateId,
+        attend: AttendBlocks,
+    ) -> ValueId {
+        let inputs = [q, positions, table_at, pages, blocks];
+        self.one(Op::AttendBlocks(attend), &inputs, None, Some(state), "attended")
+    }
+
+    /// Completes the index keys of blocks that this step fills.
+    pub fn pool_keys(
+        &mut self,
+        [positions, table_at, pages]: [ValueId; 3],
+        slots: ValueId,
+        norm: WeightId,
+        state: StateId,
+        pool: PoolKeys,
+    ) {
+        let inputs = [positions, table_at, pages, slots];
+        self.push(Op::PoolKeys(pool), &inputs, Some(norm), Some(state), "");
+    }
+
+    /// The best blocks of each row.
+    pub fn index_select(
+        &mut self,
+        q: ValueId,
+        [positions, table_at, pages]: [ValueId; 3],
+        state: StateId,
+        select: IndexSelect,
+    ) -> ValueId {
+        let inputs = [q, positions, table_at, pages];
+        self.one(Op::IndexSelect(select), &inputs, None, Some(state), "blocks")
+    }
+
+    /// Causal depthwise convolution; `slots` are `state_from` and `state_to`.
+    pub fn conv1d(
+        &mut self,
+        x: ValueId,
+        slots: [ValueId; 2],
+        weight: WeightId,
+        state: StateId,
+        conv: Conv1d,
+    ) -> ValueId {
+        self.one(Op::Conv1d(conv), &[x, slots[0], slots[1]], Some(weight), Some(state), "conv")
+    }
+
+    /// Gated delta rule; `slots` are `state_from` and `state_to`.
+    pub fn delta_rule(
+        &mut self,
+        [qkv, g, beta]: [ValueId; 3],
+        slots: [ValueId; 2],
+        state: StateId,
+        rule: DeltaRule,
+    ) -> ValueId {
+        self.one(Op::DeltaRule(rule), &[qkv, g, beta, slots[0], slots[1]], None, Some(state), "delta")
+    }
+
+    /// A function on each number.
+    pub fn act(&mut self, x: ValueId, act: Act) -> ValueId {
+        self.one(Op::Act(act), &[x], None, None, "act")
+    }
+
+    /// `x` times a weight, element by element.
+    pub fn scale_vec(&mut self, x: ValueId, weight: WeightId) -> ValueId {
+        self.one(Op::ScaleVec, &[x], Some(weight), None, "scaled")
+    }
+
+    /// Part of each group of a row.
+    pub fn slice(&mut self, x: ValueId, slice: Slice, name: &str) -> ValueId {
+        self.one(Op::Slice(slice), &[x], None, None, name)
+    }
+
+    /// The same numbers under another shape.
+    pub fn reshape(&mut self, x: ValueId, inner: &[usize]) -> ValueId {
+        self.one(Op::Reshape(inner.to_vec()), &[x], None, None, "reshaped")
+    }
+
+    /// An op on residual streams: one of `Repeat`, `StreamSum`, `StreamDot`, `StreamMul`, `StreamAdd`.
+    pub fn streams(
+        &mut self,
+        op: fn(Streams) -> Op,
+        streams: Streams,
+        inputs: &[ValueId],
+        name: &str,
+    ) -> ValueId {
+        self.one(op(streams), inputs, None, None, name)
     }
 
     /// Expert ids and weights of each row.

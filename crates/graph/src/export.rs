@@ -110,6 +110,19 @@ fn payload(op: &Op) -> Json {
         Op::Router(r) => json!({
             "scoring": format!("{:?}", r.scoring), "top_k": r.top_k, "renormalise": r.renormalise,
         }),
+        Op::Act(_)
+        | Op::Slice(_)
+        | Op::Reshape(_)
+        | Op::Repeat(_)
+        | Op::StreamSum(_)
+        | Op::StreamDot(_)
+        | Op::StreamMul(_)
+        | Op::StreamAdd(_)
+        | Op::Conv1d(_)
+        | Op::DeltaRule(_)
+        | Op::PoolKeys(_)
+        | Op::IndexSelect(_)
+        | Op::AttendBlocks(_) => json!(format!("{op:?}")),
         _ => Json::Null,
     }
 }

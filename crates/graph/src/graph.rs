@@ -55,6 +55,20 @@ pub struct WeightDecl {
     pub shape: Vec<usize>,
     /// Tensors of the file that make it up, stacked along the outermost dimension; usually one.
     pub tensors: Vec<String>,
+    /// What the loader does to its numbers; anything but [`WeightMap::None`] gives F32.
+    pub map: WeightMap,
+}
+
+/// A change of a weight's numbers on loading, where a file format stores something else than the maths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightMap {
+    /// As in the file.
+    #[default]
+    None,
+    /// `1 + w`: norm weights stored as their distance from one.
+    AddOne,
+    /// `-exp(w)`: decay rates stored as logarithms.
+    NegExp,
 }
 
 impl WeightDecl {

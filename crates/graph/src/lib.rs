@@ -12,6 +12,7 @@ mod export;
 mod fusion;
 mod graph;
 mod op;
+mod operands;
 mod place;
 mod state;
 mod types;
@@ -20,9 +21,12 @@ pub use builder::GraphBuilder;
 pub use error::GraphError;
 pub use fusion::{FUSIONS, Fusion, Takes, fuse};
 pub use graph::{
-    Graph, Input, Node, NodeId, Output, StateId, Value, ValueId, WeightDecl, WeightId, WeightUse,
+    Graph, Input, Node, NodeId, Output, StateId, Value, ValueId, WeightDecl, WeightId, WeightMap, WeightUse,
 };
-pub use op::{Attend, Norm, Op, Rope, RopeStyle, RopeTable, Router, Scoring};
+pub use op::{
+    Act, ActKind, Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, RopeStyle,
+    RopeTable, Router, Scoring, Slice, Streams,
+};
 pub use place::{DeviceId, DeviceKind};
-pub use state::{PAGE, StateDecl, StateKind};
+pub use state::{PAGE, StateDecl, StateKind, state_from};
 pub use types::{Bind, DType, Dim, Shape, ValueType};

@@ -1,10 +1,11 @@
-//! Operations, their payloads, and the one place that knows which operands each accepts.
+//! Operations and their payloads. Which operands each accepts is in `operands`.
 
 use std::sync::Arc;
 
 use crate::graph::WeightDecl;
-use crate::state::{StateDecl, StateKind};
-use crate::types::{DType, Dim, Shape, ValueType};
+use crate::operands::{Operands, quantized};
+use crate::state::StateDecl;
+use crate::types::ValueType;
 
 /// Root-mean-square normalisation of groups of `group` numbers: `x / sqrt(mean(x^2) + eps) * weight`
 /// (Zhang & Sennrich 2019). A group of the whole row is the layer norm of LLaMA; a group of one head is
@@ -70,17 +71,129 @@ pub struct Router {
     pub renormalise: bool,
 }
 
+/// A function on each number: `post * f(pre * x)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct Act {
+    pub kind: ActKind,
+    pub pre: f32,
+    pub post: f32,
+}
+
+/// The function of an [`Act`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActKind {
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `log(1 + exp(x))`.
+    Softplus,
+    /// `sign(x) * sqrt(max(|x|, 1e-6))`, 0 at 0.
+    SignedSqrt,
+}
+
+/// Part of each group of `group` numbers of a row: `from..from + len`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Slice {
+    pub group: usize,
+    pub from: usize,
+    pub len: usize,
+}
+
+/// A row seen as `n` residual streams of equal width, one after the other (hyper-connections, Zhu et al. 2024).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Streams {
+    /// Number of streams.
+    pub n: usize,
+    /// Factor on sums and dot products.
+    pub scale: f32,
+}
+
+/// Causal depthwise convolution along the sequence: `y_t = silu(sum_j w[:, j] * x_{t - (kernel - 1 - j) * dilation})`,
+/// zeros before the sequence. Its state is the last [`Conv1d::tail`] rows, oldest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Conv1d {
+    pub kernel: usize,
+    pub dilation: usize,
+}
+
+impl Conv1d {
+    /// Rows before the current one that it sees.
+    pub const fn tail(&self) -> usize {
+        (self.kernel - 1) * self.dilation
+    }
+}
+
+/// Gated delta rule (Yang et al. 2024). Input rows are `q [k_heads, k_dim] | k [k_heads, k_dim] |
+/// v [v_heads, v_dim]`; q and k are normalised to unit length (`x / sqrt(sum x^2 + 1e-6)`), q is scaled by
+/// `1/sqrt(k_dim)`. Per token and value head, with log-decay `g` and rate `beta`:
+/// `S *= exp(g); S += k (beta (v - k^T S))^T; out = q^T S`. State: `[v_heads, k_dim, v_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct DeltaRule {
+    pub k_heads: usize,
+    pub v_heads: usize,
+    pub k_dim: usize,
+    pub v_dim: usize,
+    /// Value head `j` reads key head `j % k_heads` if true (GGUF's order), else `j / (v_heads / k_heads)`.
+    pub tiled: bool,
+}
+
+impl DeltaRule {
+    /// Numbers in a row of q, k and v.
+    pub const fn input_width(&self) -> usize {
+        2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+    }
+}
+
+/// Index keys of complete blocks: where a row completes a block of `block` positions, the mean of the block's
+/// rows in part `raw` of the state is RMS-normalised, rotated (half-split) at the block's first position, and
+/// written to part `pooled` at the row's slot.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct PoolKeys {
+    pub block: usize,
+    pub raw: usize,
+    pub pooled: usize,
+    pub eps: f32,
+    pub inv_freq: Arc<[f32]>,
+}
+
+/// Choice of blocks for sparse attention: `score_b = sum_h relu(q_h . pooled_b) * scale` over the complete blocks
+/// that a row sees; the `top` best, higher score first, then lower index, in ascending order, padded with -1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct IndexSelect {
+    pub heads: usize,
+    pub block: usize,
+    pub top: usize,
+    pub pooled: usize,
+    pub scale: f32,
+}
+
+/// Attention over chosen blocks of positions and the row's incomplete last block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct AttendBlocks {
+    pub attend: Attend,
+    pub block: usize,
+}
+
 /// An operation with its full payload. The comment gives `inputs; weight; state -> outputs`, with `L` for
 /// any leading dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// `ids i32[L]; [vocab, k] -> f32[L, k]`: rows of a table.
+    /// `ids i32[L] or [L, m]; [vocab, k] -> f32[L, m * k]`: rows of a table, side by side.
     Embed,
-    /// `x f32[L, w]; [group] -> f32[L, w]`.
+    /// `x f32[L, w]; [group] or [w] -> f32[L, w]`.
     RmsNorm(Norm),
     /// `x f32[L, .., k] -> q8[L, .., k]`: blocks of 32 with their own scale.
     Quantize,
-    /// `x f32|q8 [L, k]; [n, k] -> f32[L, n]`: q8 for quantised weights, f32 for the others.
+    /// `x f32|q8 [L, k]; [n, k] -> f32[L, n]`: q8 for quantised weights, f32 for the others. Of
+    /// `x [L, m, k]` each of the `m` parts is multiplied.
     MatMul,
     /// `x [L, k] or [L, top_k, k], ids i32[L, top_k]; [experts, n, k] -> f32[L, top_k, n]`.
     GroupedMatMul,
@@ -100,7 +213,7 @@ pub enum Op {
     RopeTable(RopeTable),
     /// `x f32[L, heads * head_dim], table f32[L, dims] -> f32[L, heads * head_dim]`.
     Rope(Rope),
-    /// `k f32[L, kw], v f32[L, vw], slots i32[L]; state -> ()`: writes each row at its slot
+    /// `k f32[L, kw], v f32[L, vw], .. , slots i32[L]; state -> ()`: writes each row of each part at its slot
     /// (`page * PAGE + offset`); a negative slot is skipped.
     StoreKv,
     /// `q f32[L, heads * kd], positions i32[L], table_at i32[L], pages i32[cap]; state -> f32[L, heads * vd]`.
@@ -114,6 +227,34 @@ pub enum Op {
     GatherRows,
     /// `x f32[L, n] -> i32[L]`: index of the largest, lowest index among equals.
     ArgMax,
+    /// `x f32[L, w] -> f32[L, w]`.
+    Act(Act),
+    /// `x f32[L, n]; [n] -> x * weight`.
+    ScaleVec,
+    /// `x f32[L, .., w] -> f32[L, .., w / group * len]`.
+    Slice(Slice),
+    /// `x f32[L, ..] -> f32[L, inner]`: the same numbers under another shape.
+    Reshape(Vec<usize>),
+    /// `x f32[L, w] -> f32[L, n * w]`: the row `n` times.
+    Repeat(Streams),
+    /// `x f32[L, n * w] -> f32[L, w]`: `scale * sum`, in stream order.
+    StreamSum(Streams),
+    /// `a, b f32[L, n * w] -> f32[L, n]`: `scale * dot` of each stream.
+    StreamDot(Streams),
+    /// `y f32[L, w], weights f32[L, n] -> f32[L, n * w]`: the row times each weight.
+    StreamMul(Streams),
+    /// `h f32[L, n * w], y f32[L, w], weights f32[L, n] -> f32[L, n * w]`: `h_s + weight_s * y`.
+    StreamAdd(Streams),
+    /// `x f32[L, c], state_from i32[L], state_to i32[L]; [c, kernel]; state -> f32[L, c]`.
+    Conv1d(Conv1d),
+    /// `qkv f32[L, ..], g f32[L, v_heads], beta f32[L, v_heads], state_from, state_to; state -> f32[L, v_heads * v_dim]`.
+    DeltaRule(DeltaRule),
+    /// `positions, table_at, pages, slots; [w]; state -> ()`.
+    PoolKeys(PoolKeys),
+    /// `q f32[L, heads * w], positions, table_at, pages; state -> i32[L, top]`.
+    IndexSelect(IndexSelect),
+    /// As [`Op::Attend`], then `blocks i32[L, top]`.
+    AttendBlocks(AttendBlocks),
     /// Fused `Mul(Silu(gate), up)`.
     SwiGlu,
     /// Fused `Quantize(RmsNorm(x))`.
@@ -147,6 +288,20 @@ impl Op {
             Op::CombineExperts => "combine_experts",
             Op::GatherRows => "gather_rows",
             Op::ArgMax => "argmax",
+            Op::Act(_) => "act",
+            Op::ScaleVec => "scale_vec",
+            Op::Slice(_) => "slice",
+            Op::Reshape(_) => "reshape",
+            Op::Repeat(_) => "repeat",
+            Op::StreamSum(_) => "stream_sum",
+            Op::StreamDot(_) => "stream_dot",
+            Op::StreamMul(_) => "stream_mul",
+            Op::StreamAdd(_) => "stream_add",
+            Op::Conv1d(_) => "conv1d",
+            Op::DeltaRule(_) => "delta_rule",
+            Op::PoolKeys(_) => "pool_keys",
+            Op::IndexSelect(_) => "index_select",
+            Op::AttendBlocks(_) => "attend_blocks",
             Op::SwiGlu => "swiglu",
             Op::RmsNormQuantize(_) => "rms_norm_quantize",
             Op::SwiGluQuantize => "swiglu_quantize",
@@ -200,6 +355,23 @@ impl Op {
                 Ok(vec![ValueType::f32(lead, x.shape.inner.clone())])
             }
             Op::ArgMax => Ok(vec![ValueType::i32(sig.float(0)?.shape.lead, [])]),
+            Op::Act(_) => Ok(vec![sig.float(0)?.clone()]),
+            Op::ScaleVec => {
+                sig.weight_is(&[sig.float(0)?.shape.width()])?;
+                Ok(vec![sig.float(0)?.clone()])
+            }
+            Op::Slice(s) => sig.slice(s),
+            Op::Reshape(inner) => sig.reshape(inner),
+            Op::Repeat(s) => sig.repeat(s),
+            Op::StreamSum(s) => sig.stream_sum(s),
+            Op::StreamDot(s) => sig.stream_dot(s),
+            Op::StreamMul(s) => sig.stream_mul(s),
+            Op::StreamAdd(s) => sig.stream_add(s),
+            Op::Conv1d(c) => sig.conv1d(c),
+            Op::DeltaRule(d) => sig.delta_rule(d),
+            Op::PoolKeys(p) => sig.pool_keys(p),
+            Op::IndexSelect(s) => sig.index_select(s),
+            Op::AttendBlocks(a) => sig.attend_blocks(a),
             Op::RmsNormQuantize(n) => Ok(vec![quantized(&sig.norm(0, n)?)?]),
             Op::SwiGluQuantize => Ok(vec![quantized(sig.equal_floats()?)?]),
             Op::AddRmsNorm(n) => {
@@ -209,228 +381,43 @@ impl Op {
         }
     }
 
-    /// How many inputs, and whether a weight and a state are named.
-    const fn arity(&self) -> (usize, bool, bool) {
+    /// How many inputs (`None`: checked with the state), and whether a weight and a state are named.
+    pub(crate) const fn arity(&self) -> (Option<usize>, bool, bool) {
         match self {
-            Op::Embed | Op::RmsNorm(_) | Op::MatMul | Op::BiasAdd | Op::Scale | Op::RmsNormQuantize(_) => {
-                (1, true, false)
-            }
-            Op::GroupedMatMul | Op::ExpertScale | Op::AddRmsNorm(_) => (2, true, false),
-            Op::Quantize | Op::Silu | Op::RopeTable(_) | Op::Router(_) | Op::ArgMax => (1, false, false),
+            Op::Embed
+            | Op::RmsNorm(_)
+            | Op::MatMul
+            | Op::BiasAdd
+            | Op::Scale
+            | Op::ScaleVec
+            | Op::RmsNormQuantize(_) => (Some(1), true, false),
+            Op::GroupedMatMul | Op::ExpertScale | Op::AddRmsNorm(_) => (Some(2), true, false),
+            Op::Quantize
+            | Op::Silu
+            | Op::RopeTable(_)
+            | Op::Router(_)
+            | Op::ArgMax
+            | Op::Act(_)
+            | Op::Slice(_)
+            | Op::Reshape(_)
+            | Op::Repeat(_)
+            | Op::StreamSum(_) => (Some(1), false, false),
             Op::Add
             | Op::Mul
             | Op::Rope(_)
             | Op::CombineExperts
             | Op::GatherRows
             | Op::SwiGlu
-            | Op::SwiGluQuantize => (2, false, false),
-            Op::StoreKv => (3, false, true),
-            Op::Attend(_) => (4, false, true),
-        }
-    }
-}
-
-fn quantized(x: &ValueType) -> Result<ValueType, String> {
-    let k = x.shape.last();
-    if !k.is_multiple_of(DType::Q8_BLOCK) {
-        return Err(format!("rows of {x} are not a multiple of {} numbers", DType::Q8_BLOCK));
-    }
-    Ok(ValueType { dtype: DType::Q8, shape: x.shape.clone() })
-}
-
-/// The operands of one node under inspection.
-struct Operands<'a> {
-    inputs: &'a [&'a ValueType],
-    weight: Option<&'a WeightDecl>,
-    state: Option<&'a StateDecl>,
-}
-
-impl Operands<'_> {
-    fn counts(&self, op: &Op) -> Result<(), String> {
-        let (inputs, weight, state) = op.arity();
-        if self.inputs.len() != inputs {
-            return Err(format!("takes {inputs} inputs, got {}", self.inputs.len()));
-        }
-        for (what, wanted, got) in
-            [("weight", weight, self.weight.is_some()), ("state", state, self.state.is_some())]
-        {
-            if wanted != got {
-                return Err(format!("{} a {what}", if wanted { "needs" } else { "does not take" }));
-            }
-        }
-        Ok(())
-    }
-
-    fn float(&self, i: usize) -> Result<&ValueType, String> {
-        let x = self.inputs[i];
-        if x.dtype != DType::F32 { Err(format!("input {i} is {x}, not f32")) } else { Ok(x) }
-    }
-
-    /// Input `i` as a vector of i32; returns its leading dimension.
-    fn indices(&self, i: usize) -> Result<Dim, String> {
-        let x = self.inputs[i];
-        if x.dtype != DType::I32 || x.shape.width() != 1 {
-            return Err(format!("input {i} is {x}, not a vector of i32"));
-        }
-        Ok(x.shape.lead)
-    }
-
-    fn equal_floats(&self) -> Result<&ValueType, String> {
-        let (a, b) = (self.float(0)?, self.float(1)?);
-        if a != b { Err(format!("inputs differ: {a} and {b}")) } else { Ok(a) }
-    }
-
-    fn same_lead(&self, dims: &[Dim]) -> Result<(), String> {
-        if dims.windows(2).all(|w| w[0] == w[1]) {
-            return Ok(());
-        }
-        Err(format!("leading dimensions differ: {}", self.list()))
-    }
-
-    fn list(&self) -> String {
-        self.inputs.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ")
-    }
-
-    fn weight(&self) -> Result<&WeightDecl, String> {
-        self.weight.ok_or_else(|| "needs a weight".to_string())
-    }
-
-    fn weight_is(&self, shape: &[usize]) -> Result<&WeightDecl, String> {
-        let w = self.weight()?;
-        if w.shape != shape {
-            return Err(format!("weight '{}' has shape {:?}, expected {shape:?}", w.name, w.shape));
-        }
-        Ok(w)
-    }
-
-    fn embed(&self) -> Result<Vec<ValueType>, String> {
-        let (lead, w) = (self.indices(0)?, self.weight()?);
-        match w.shape[..] {
-            [_, k] => Ok(vec![ValueType::f32(lead, [k])]),
-            _ => Err(format!("weight '{}' has shape {:?}, expected [vocab, hidden]", w.name, w.shape)),
-        }
-    }
-
-    fn norm(&self, i: usize, n: &Norm) -> Result<ValueType, String> {
-        let x = self.float(i)?;
-        self.weight_is(&[n.group])?;
-        if n.group == 0 || !x.shape.width().is_multiple_of(n.group) {
-            return Err(format!("{x} does not split into groups of {}", n.group));
-        }
-        Ok(x.clone())
-    }
-
-    /// The activation type that a weight wants.
-    fn activation(&self, i: usize, w: &WeightDecl) -> Result<&ValueType, String> {
-        let (x, want) = (self.inputs[i], w.activation());
-        if x.dtype != want {
-            return Err(format!("weight '{}' ({}) takes {want} activations, got {x}", w.name, w.ty));
-        }
-        Ok(x)
-    }
-
-    fn matmul(&self) -> Result<Vec<ValueType>, String> {
-        let w = self.weight()?;
-        let x = self.activation(0, w)?;
-        match (&w.shape[..], &x.shape.inner[..]) {
-            (&[n, k], &[xk]) if k == xk => Ok(vec![ValueType::f32(x.shape.lead, [n])]),
-            _ => Err(format!("{x} times weight '{}' of shape {:?} ([n, k])", w.name, w.shape)),
-        }
-    }
-
-    fn grouped_matmul(&self) -> Result<Vec<ValueType>, String> {
-        let w = self.weight()?;
-        let (x, ids) = (self.activation(0, w)?, self.inputs[1]);
-        let fits = |n: usize, top_k: usize| Ok(vec![ValueType::f32(x.shape.lead, [top_k, n])]);
-        if ids.dtype == DType::I32 && ids.shape.lead == x.shape.lead {
-            match (&w.shape[..], &x.shape.inner[..], &ids.shape.inner[..]) {
-                (&[_, n, k], &[xk], &[top_k]) if k == xk => return fits(n, top_k),
-                (&[_, n, k], &[slots, xk], &[top_k]) if k == xk && slots == top_k => return fits(n, top_k),
-                _ => {}
-            }
-        }
-        Err(format!(
-            "{x} with experts {ids} times weight '{}' of shape {:?} ([experts, n, k])",
-            w.name, w.shape
-        ))
-    }
-
-    fn rope(&self, r: &Rope) -> Result<Vec<ValueType>, String> {
-        let (x, table) = (self.float(0)?, self.float(1)?);
-        self.same_lead(&[x.shape.lead, table.shape.lead])?;
-        let dims = table.shape.width();
-        if r.head_dim == 0 || !x.shape.width().is_multiple_of(r.head_dim) || dims > r.head_dim {
-            return Err(format!("{x} as heads of {}, with a table of {dims} rotated dimensions", r.head_dim));
-        }
-        Ok(vec![x.clone()])
-    }
-
-    fn paged(&self) -> Result<(usize, usize), String> {
-        match self.state.map(|s| &s.kind) {
-            Some(StateKind::Paged { widths }) if widths.len() == 2 => Ok((widths[0], widths[1])),
-            _ => Err("needs paged state with K and V".to_string()),
-        }
-    }
-
-    fn store_kv(&self) -> Result<Vec<ValueType>, String> {
-        let (k, v, slots) = (self.float(0)?, self.float(1)?, self.indices(2)?);
-        self.same_lead(&[k.shape.lead, v.shape.lead, slots])?;
-        let (kw, vw) = self.paged()?;
-        if (k.shape.width(), v.shape.width()) != (kw, vw) {
-            return Err(format!("rows {k} and {v} do not fit state of widths {kw} and {vw}"));
-        }
-        Ok(vec![])
-    }
-
-    fn attend(&self, a: &Attend) -> Result<Vec<ValueType>, String> {
-        let q = self.float(0)?;
-        self.same_lead(&[q.shape.lead, self.indices(1)?, self.indices(2)?])?;
-        if !matches!(self.indices(3)?, Dim::Const(_)) {
-            return Err(format!("the page table {} must have a constant capacity", self.inputs[3]));
-        }
-        let (kw, vw) = self.paged()?;
-        let grouped = a.kv_heads > 0
-            && a.heads.is_multiple_of(a.kv_heads)
-            && kw.is_multiple_of(a.kv_heads)
-            && vw.is_multiple_of(a.kv_heads)
-            && q.shape.width() == a.heads * (kw / a.kv_heads);
-        if !grouped {
-            let (h, kv) = (a.heads, a.kv_heads);
-            return Err(format!("{q} as {h} heads over {kv} KV heads of state widths {kw} and {vw}"));
-        }
-        Ok(vec![ValueType::f32(q.shape.lead, [a.heads * (vw / a.kv_heads)])])
-    }
-
-    fn router(&self, r: &Router) -> Result<Vec<ValueType>, String> {
-        let x = self.float(0)?;
-        if r.top_k == 0 || r.top_k > x.shape.width() {
-            return Err(format!("cannot choose {} experts from {x}", r.top_k));
-        }
-        let lead = x.shape.lead;
-        Ok(vec![ValueType::i32(lead, [r.top_k]), ValueType::f32(lead, [r.top_k])])
-    }
-
-    fn expert_scale(&self) -> Result<Vec<ValueType>, String> {
-        let (y, ids, w) = (self.float(0)?, self.inputs[1], self.weight()?);
-        self.same_lead(&[y.shape.lead, ids.shape.lead])?;
-        let fits = ids.dtype == DType::I32
-            && w.shape.len() == 1
-            && matches!((&y.shape.inner[..], &ids.shape.inner[..]), (&[a, _], &[b]) if a == b);
-        if fits {
-            Ok(vec![y.clone()])
-        } else {
-            Err(format!("{y} with experts {ids} and scales {:?}", w.shape))
-        }
-    }
-
-    fn combine(&self) -> Result<Vec<ValueType>, String> {
-        let (y, w) = (self.float(0)?, self.float(1)?);
-        self.same_lead(&[y.shape.lead, w.shape.lead])?;
-        match (&y.shape.inner[..], &w.shape.inner[..]) {
-            (&[slots, n], &[top_k]) if slots == top_k => {
-                Ok(vec![ValueType { dtype: DType::F32, shape: Shape::new(y.shape.lead, [n]) }])
-            }
-            _ => Err(format!("cannot combine {y} with weights {w}")),
+            | Op::SwiGluQuantize
+            | Op::StreamDot(_)
+            | Op::StreamMul(_) => (Some(2), false, false),
+            Op::StreamAdd(_) => (Some(3), false, false),
+            Op::StoreKv => (None, false, true),
+            Op::Attend(_) | Op::IndexSelect(_) => (Some(4), false, true),
+            Op::AttendBlocks(_) => (Some(5), false, true),
+            Op::Conv1d(_) => (Some(3), true, true),
+            Op::DeltaRule(_) => (Some(5), false, true),
+            Op::PoolKeys(_) => (Some(4), true, true),
         }
     }
 }

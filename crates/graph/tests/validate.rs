@@ -201,7 +201,7 @@ fn a_whole_layer() {
     b.set_layer(Some(2));
     let state = b.state(kv(2, &[64, 64]));
     let n = b.rms_norm(x, norm, 1e-6);
-    b.store_kv(n, x, rows[0], state);
+    b.store_kv(&[n, x], rows[0], state);
     let attend = Attend { heads: 4, kv_heads: 4, scale: 0.25 };
     let y = b.attend(n, [rows[1], rows[2], pages], state, attend);
     b.output("y", y);

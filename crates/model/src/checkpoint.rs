@@ -8,7 +8,7 @@ use std::path::Path;
 
 use minfer_format::bytes::AlignedBuf;
 use minfer_format::{BlockType, Gguf, HfDir, TensorBytes, decode_row, synth};
-use minfer_graph::WeightDecl;
+use minfer_graph::{WeightDecl, WeightMap};
 use serde_json::Value as Json;
 
 use crate::error::ModelError;
@@ -81,16 +81,38 @@ impl Checkpoint {
         }
     }
 
-    /// The full name of a tensor in this source: `suffix` is `weight`, `bias` or `scale`.
-    fn full_name(&self, names: Names, layer: Option<usize>, suffix: &str) -> String {
+    /// The full name of a tensor in this source: `suffix` is `weight`, `bias`, `scale`, or empty.
+    pub(crate) fn full_name(&self, names: Names, layer: Option<usize>, suffix: &str) -> String {
         let (gguf, hf) = names;
-        let (prefix, stem) = match (self.is_hf(), layer) {
-            (true, Some(i)) => (format!("model.layers.{i}."), hf),
-            (true, None) => (String::new(), hf),
-            (false, Some(i)) => (format!("blk.{i}."), gguf),
-            (false, None) => (String::new(), gguf),
+        let mut name = match (self.is_hf(), layer) {
+            (true, Some(i)) => format!("{}layers.{i}.{hf}", self.hf_prefix()),
+            (true, None) => match hf.strip_prefix("model.") {
+                Some(stem) => format!("{}{stem}", self.hf_prefix()),
+                None => hf.to_string(),
+            },
+            (false, Some(i)) => format!("blk.{i}.{gguf}"),
+            (false, None) => gguf.to_string(),
         };
-        format!("{prefix}{stem}.{suffix}")
+        if !suffix.is_empty() {
+            name.push('.');
+            name.push_str(suffix);
+        }
+        name
+    }
+
+    /// What the decoder's tensors are called below in Hugging Face directories: models that also see
+    /// images keep it one level deeper.
+    fn hf_prefix(&self) -> &'static str {
+        const NESTED: &str = "model.language_model.";
+        match self {
+            Checkpoint::Hf(d) if d.tensor(&format!("{NESTED}embed_tokens.weight")).is_some() => NESTED,
+            _ => "model.",
+        }
+    }
+
+    /// Whether there is such a tensor.
+    pub(crate) fn has(&self, names: Names, layer: Option<usize>, suffix: &str) -> Result<bool, ModelError> {
+        Ok(self.tensor(&self.full_name(names, layer, suffix))?.is_some())
     }
 
     /// A weight that must be there, of this shape.
@@ -104,12 +126,25 @@ impl Checkpoint {
         let tensor = self.full_name(names, layer, suffix);
         if let Checkpoint::Shape(s) = self {
             let ty = s.tensor_type(&tensor, shape);
-            return Ok(WeightDecl { name: tensor.clone(), ty, shape: shape.to_vec(), tensors: vec![tensor] });
+            return Ok(plain(tensor, ty, shape));
         }
         match self.optional(names, layer, suffix, shape)? {
             Some(decl) => Ok(decl),
             None => Err(ModelError::MissingTensor { source_name: self.name(), tensor }),
         }
+    }
+
+    /// A weight whose numbers the loader changes; it arrives as F32.
+    pub(crate) fn mapped(
+        &self,
+        names: Names,
+        layer: Option<usize>,
+        suffix: &str,
+        shape: &[usize],
+        map: WeightMap,
+    ) -> Result<WeightDecl, ModelError> {
+        let decl = self.weight(names, layer, suffix, shape)?;
+        Ok(if map == WeightMap::None { decl } else { WeightDecl { ty: BlockType::F32, map, ..decl } })
     }
 
     /// A weight that may be absent; if it is there, it must have this shape. A shape has no optional weights.
@@ -124,7 +159,7 @@ impl Checkpoint {
         let Some((ty, found)) = self.tensor(&name)? else { return Ok(None) };
         self.check_shape(&name, &found, shape)?;
         self.check_rows(&name, ty, shape)?;
-        Ok(Some(WeightDecl { name: name.clone(), ty, shape: shape.to_vec(), tensors: vec![name] }))
+        Ok(Some(plain(name, ty, shape)))
     }
 
     /// A stack of one matrix per expert: one tensor in GGUF, one per expert in Hugging Face directories,
@@ -138,32 +173,61 @@ impl Checkpoint {
         if !self.is_hf() {
             return self.weight(names, Some(layer), "weight", &shape);
         }
-        let tensor =
-            |e: usize| format!("model.layers.{layer}.{}.weight", names.1.replace("{}", &e.to_string()));
-        let tensors: Vec<String> = (0..shape[0]).map(tensor).collect();
-        let mut first: Option<BlockType> = None;
-        for name in &tensors {
-            let missing = || ModelError::MissingTensor { source_name: self.name(), tensor: name.clone() };
-            let (ty, found) = self.tensor(name)?.ok_or_else(missing)?;
-            self.check_shape(name, &found, &shape[1..])?;
+        let name = |e: &str| self.full_name(names, Some(layer), "weight").replace("{}", e);
+        let tensors = (0..shape[0]).map(|e| name(&e.to_string())).collect();
+        self.stacked(name("*"), tensors, &shape[1..])
+    }
+
+    /// A table of rows of `width` numbers: one tensor, or in Hugging Face directories shards of it, whose
+    /// names have `{}` for the shard. In GGUF files it belongs to no layer.
+    pub(crate) fn table(&self, names: Names, layer: usize, width: usize) -> Result<WeightDecl, ModelError> {
+        if !self.is_hf() {
+            let rows = self.rows_of(names)?;
+            return self.weight(names, None, "weight", &[rows, width]);
+        }
+        let name = |shard: &str| self.full_name(names, Some(layer), "weight").replace("{}", shard);
+        let mut tensors = vec![name("0")];
+        while self.tensor(&name(&tensors.len().to_string()))?.is_some() {
+            tensors.push(name(&tensors.len().to_string()));
+        }
+        self.stacked(name("*"), tensors, &[width])
+    }
+
+    /// Tensors of one type as one weight. Those of shape `inner` are one entry of the stack each; those with
+    /// one dimension more have several.
+    fn stacked(&self, name: String, tensors: Vec<String>, inner: &[usize]) -> Result<WeightDecl, ModelError> {
+        let (mut first, mut outer) = (None, 0usize);
+        for tensor in &tensors {
+            let missing = || ModelError::MissingTensor { source_name: self.name(), tensor: tensor.clone() };
+            let (ty, found) = self.tensor(tensor)?.ok_or_else(missing)?;
+            let several = found.first().filter(|_| found.len() > inner.len());
+            let expected = several.iter().copied().chain(inner).copied().collect::<Vec<_>>();
+            self.check_shape(tensor, &found, &expected)?;
+            self.check_rows(tensor, ty, inner)?;
+            outer = outer.saturating_add(several.copied().unwrap_or(1));
             let first_ty = *first.get_or_insert(ty);
             if first_ty != ty {
                 return Err(ModelError::MixedTypes {
                     source_name: self.name(),
                     first: tensors[0].clone(),
                     first_ty: first_ty.to_string(),
-                    second: name.clone(),
+                    second: tensor.clone(),
                     second_ty: ty.to_string(),
                 });
             }
         }
-        let name = format!("model.layers.{layer}.{}.weight", names.1.replace("{}", "*"));
+        let shape = [&[outer], inner].concat();
         let ty = first.unwrap_or(BlockType::F32);
-        Ok(WeightDecl { name, ty, shape: shape.to_vec(), tensors })
+        Ok(WeightDecl { name, ty, shape, tensors, map: WeightMap::None })
     }
 
     fn check_shape(&self, tensor: &str, found: &[usize], expected: &[usize]) -> Result<(), ModelError> {
-        if found == expected {
+        // Convolution weights come as [channels, 1, kernel]; a dimension of one changes nothing.
+        let squeezed = |s: &[usize]| s.iter().copied().filter(|&d| d != 1).collect::<Vec<_>>();
+        // GGUF files keep a vector that spans several residual streams as one row per stream.
+        let flat = expected.len() == 1
+            && found.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) == Some(expected[0]);
+        if flat || squeezed(found) == squeezed(expected) {
             return Ok(());
         }
         Err(ModelError::WrongShape {
@@ -215,6 +279,25 @@ impl Checkpoint {
     /// # Errors
     /// The file is damaged or cannot be read.
     pub fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
+        if decl.map == WeightMap::None {
+            return self.load_stored(decl);
+        }
+        let (stored_ty, _) = self.tensor(&decl.name)?.unwrap_or((decl.ty, vec![]));
+        let stored = self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() })?;
+        let mut numbers = vec![0.0f32; decl.shape.iter().product()];
+        decode_row(stored_ty, &stored, &mut numbers).map_err(|e| self.bad(&decl.name, e.to_string()))?;
+        for x in &mut numbers {
+            *x = match decl.map {
+                WeightMap::None => *x,
+                WeightMap::AddOne => 1.0 + *x,
+                WeightMap::NegExp => -x.exp(),
+            };
+        }
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Ok(AlignedBuf::from(&bytes[..]).into())
+    }
+
+    fn load_stored(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
         match self {
             Checkpoint::Gguf(g) => Ok(g.data(&decl.name)?),
             Checkpoint::Shape(s) => self.fill(decl, s),
@@ -251,6 +334,11 @@ impl Checkpoint {
             Checkpoint::Shape(_) => 0,
         }
     }
+}
+
+fn plain(tensor: String, ty: BlockType, shape: &[usize]) -> WeightDecl {
+    let tensors = vec![tensor.clone()];
+    WeightDecl { name: tensor, ty, shape: shape.to_vec(), tensors, map: WeightMap::None }
 }
 
 impl Shape {

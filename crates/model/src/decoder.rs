@@ -105,7 +105,7 @@ impl<'a> Decoder<'a> {
             layer: self.layer as u32,
             kind: StateKind::Paged { widths: vec![kv_width, kv_width] },
         });
-        self.b.store_kv(k, v, self.slots, state);
+        self.b.store_kv(&[k, v], self.slots, state);
         let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale: 1.0 / (h.head_dim as f32).sqrt() };
         let attended = self.b.attend(q, self.tables, state, attend);
         self.linear(attended, O, [h.hidden, q_width], false, "attn_out")

@@ -55,7 +55,7 @@ impl Hyper {
     pub(crate) fn read(ck: &Checkpoint, arch: &'static str, moe: bool) -> Result<Hyper, ModelError> {
         let mut h = match ck {
             Checkpoint::Gguf(g) => Hyper::from_gguf(ck, g.metadata(), arch, moe)?,
-            Checkpoint::Hf(d) => Hyper::from_hf(ck, d.config(), arch, moe)?,
+            Checkpoint::Hf(d) => Hyper::from_hf(ck, text_config(d.config()), arch, moe)?,
             Checkpoint::Shape(s) => Hyper::from_preset(s.preset, arch),
         };
         h.vocab = ck.rows_of(EMBED)?;
@@ -94,7 +94,11 @@ impl Hyper {
             arch,
             layers,
             hidden,
-            ffn: need("feed_forward_length")?,
+            // Models of experts only may have no dense width.
+            ffn: match &experts {
+                Some(e) => opt("feed_forward_length", e.ffn)?,
+                None => need("feed_forward_length")?,
+            },
             heads,
             kv_heads: opt("attention.head_count_kv", heads)?,
             head_dim,
@@ -119,11 +123,15 @@ impl Hyper {
         }
         let head_dim = config.opt("head_dim", hidden / heads.max(1))?;
         let (rope_theta, scaling) = rope::scaling_from_hf(ck, c)?;
+        let experts = if moe { Some(Experts::from_hf(&config)?) } else { None };
         Ok(Hyper {
             arch,
             layers: config.need("num_hidden_layers")?,
             hidden,
-            ffn: config.need("intermediate_size")?,
+            ffn: match &experts {
+                Some(e) => config.opt("intermediate_size", e.ffn)?,
+                None => config.need("intermediate_size")?,
+            },
             heads,
             kv_heads: config.opt("num_key_value_heads", heads)?,
             head_dim,
@@ -131,9 +139,9 @@ impl Hyper {
             context: config.need("max_position_embeddings")?,
             norm_eps: config.float("rms_norm_eps")?.unwrap_or(1e-6),
             rope_theta,
-            rope_dims: head_dim,
+            rope_dims: (head_dim as f64 * rope::rotated_fraction(c)) as usize,
             scaling,
-            experts: if moe { Some(Experts::from_hf(&config)?) } else { None },
+            experts,
         })
     }
 
@@ -158,7 +166,7 @@ impl Hyper {
         }
     }
 
-    fn check(&self, ck: &Checkpoint) -> Result<(), ModelError> {
+    pub(crate) fn check(&self, ck: &Checkpoint) -> Result<(), ModelError> {
         let sizes = [
             ("layer count", self.layers),
             ("hidden size", self.hidden),
@@ -202,7 +210,7 @@ impl Hyper {
 }
 
 impl Experts {
-    fn from_gguf(m: &Metadata, arch: &str) -> Result<Experts, ModelError> {
+    pub(crate) fn from_gguf(m: &Metadata, arch: &str) -> Result<Experts, ModelError> {
         let key = |suffix: &str| format!("{arch}.{suffix}");
         let used = m.usize(&key("expert_used_count"))?;
         Ok(Experts {
@@ -215,18 +223,14 @@ impl Experts {
         })
     }
 
-    fn from_hf(c: &Config<'_>) -> Result<Experts, ModelError> {
+    pub(crate) fn from_hf(c: &Config<'_>) -> Result<Experts, ModelError> {
         let count = match c.json.get("num_experts") {
             Some(_) => c.need("num_experts")?,
             None => c.need("num_local_experts")?,
         };
         let step = c.opt("decoder_sparse_step", 1)?.max(1);
         let layers = c.need("num_hidden_layers")?.min(4096);
-        let listed: Vec<usize> = match c.json.get("mlp_only_layers") {
-            None | Some(Json::Null) => vec![],
-            Some(list) => serde_json::from_value(list.clone())
-                .map_err(|e| c.ck.bad("config.json: mlp_only_layers", e.to_string()))?,
-        };
+        let listed = c.list("mlp_only_layers")?;
         let dense = |l: &usize| listed.contains(l) || !(l + 1).is_multiple_of(step);
         Ok(Experts {
             count,
@@ -238,21 +242,35 @@ impl Experts {
     }
 }
 
+/// The decoder's part of a configuration: models that also see images have it one level deeper.
+pub(crate) fn text_config(json: &Json) -> &Json {
+    json.get("text_config").unwrap_or(json)
+}
+
 /// `config.json` with errors that name the key.
-struct Config<'a> {
-    ck: &'a Checkpoint,
-    json: &'a Json,
+pub(crate) struct Config<'a> {
+    pub(crate) ck: &'a Checkpoint,
+    pub(crate) json: &'a Json,
 }
 
 impl Config<'_> {
-    fn need(&self, key: &str) -> Result<usize, ModelError> {
+    /// A list of whole numbers, empty where it is absent.
+    pub(crate) fn list(&self, key: &str) -> Result<Vec<usize>, ModelError> {
+        match self.json.get(key) {
+            None | Some(Json::Null) => Ok(vec![]),
+            Some(list) => serde_json::from_value(list.clone())
+                .map_err(|e| self.ck.bad(&format!("config.json: {key}"), e.to_string())),
+        }
+    }
+
+    pub(crate) fn need(&self, key: &str) -> Result<usize, ModelError> {
         match self.get(key)? {
             Some(n) => Ok(n),
             None => Err(self.ck.bad(&format!("config.json: {key}"), "is missing")),
         }
     }
 
-    fn opt(&self, key: &str, default: usize) -> Result<usize, ModelError> {
+    pub(crate) fn opt(&self, key: &str, default: usize) -> Result<usize, ModelError> {
         Ok(self.get(key)?.unwrap_or(default))
     }
 
@@ -268,7 +286,7 @@ impl Config<'_> {
         }
     }
 
-    fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
         match self.json.get(key) {
             None | Some(Json::Null) => Ok(None),
             Some(v) => match v.as_f64() {

@@ -11,15 +11,18 @@ mod decoder;
 mod error;
 mod hyper;
 mod llama;
+mod ngram;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod qwen4_exp;
 mod rope;
 mod shapes;
 
 pub use checkpoint::Checkpoint;
 pub use error::ModelError;
 pub use hyper::{Experts, Hyper};
+pub use ngram::Ngram;
 pub use shapes::{SHAPES, Shape};
 
 use minfer_graph::Graph;
@@ -30,28 +33,37 @@ pub trait Model: Send + Sync {
     fn hyper(&self) -> &Hyper;
 
     /// The graph of one step. Inputs: `tokens`, `positions`, `slots`, `table_at` (i32 per row), `pages`
-    /// (i32, at most `page_table` of them), `out_rows` (i32 per output). Output: `logits` f32 `[outs, vocab]`.
+    /// (i32, at most `page_table` of them), `out_rows` (i32 per output); models with recurrent state also
+    /// `state_from`, `state_to` (i32 per row), and those with an n-gram table `ngram_rows` (i32
+    /// `[rows, heads]`, from [`Model::ngram`]). Output: `logits` f32 `[outs, vocab]`.
     ///
     /// # Errors
     /// A missing tensor or a wrong shape, by name.
     fn graph(&self, checkpoint: &Checkpoint, page_table: usize) -> Result<Graph, ModelError>;
+
+    /// How tokens become rows of the model's n-gram table, if it has one.
+    fn ngram(&self) -> Option<&Ngram> {
+        None
+    }
 }
 
 /// One row of the architecture table.
 pub struct Architecture {
     /// `general.architecture` in GGUF files.
     pub gguf: &'static str,
-    /// `model_type` in Hugging Face configurations.
-    pub hf: &'static str,
+    /// `model_type`s in Hugging Face configurations.
+    pub hf: &'static [&'static str],
     load: fn(&Checkpoint) -> Result<Box<dyn Model>, ModelError>,
 }
 
 /// Every architecture.
-pub const ARCHITECTURES: [Architecture; 4] = [
-    Architecture { gguf: "llama", hf: "llama", load: llama::load },
-    Architecture { gguf: "qwen2", hf: "qwen2", load: qwen2::load },
-    Architecture { gguf: "qwen3", hf: "qwen3", load: qwen3::load },
-    Architecture { gguf: "qwen3moe", hf: "qwen3_moe", load: qwen3_moe::load },
+pub const ARCHITECTURES: [Architecture; 5] = [
+    Architecture { gguf: "llama", hf: &["llama"], load: llama::load },
+    Architecture { gguf: "qwen2", hf: &["qwen2"], load: qwen2::load },
+    Architecture { gguf: "qwen3", hf: &["qwen3"], load: qwen3::load },
+    Architecture { gguf: "qwen3moe", hf: &["qwen3_moe"], load: qwen3_moe::load },
+    // The second type has the decoder's configuration under `text_config`.
+    Architecture { gguf: "qwen4exp", hf: &["qwen4_exp_text", "qwen4_exp"], load: qwen4_exp::load },
 ];
 
 /// Recognises the architecture of a checkpoint and reads its hyper-parameters.
@@ -60,13 +72,13 @@ pub const ARCHITECTURES: [Architecture; 4] = [
 /// An unknown architecture (with the known list), or one whose settings are not supported.
 pub fn load(checkpoint: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
     let name = checkpoint.architecture()?;
-    let known = |a: &Architecture| if checkpoint.is_hf() { a.hf } else { a.gguf };
-    match ARCHITECTURES.iter().find(|a| known(a) == name) {
+    let known = |a: &Architecture| if checkpoint.is_hf() { a.hf.to_vec() } else { vec![a.gguf] };
+    match ARCHITECTURES.iter().find(|a| known(a).contains(&name.as_str())) {
         Some(a) => (a.load)(checkpoint),
         None => Err(ModelError::UnknownArchitecture {
             source_name: checkpoint.name(),
             name,
-            known: ARCHITECTURES.iter().map(known).collect::<Vec<_>>().join(", "),
+            known: ARCHITECTURES.iter().flat_map(known).collect::<Vec<_>>().join(", "),
         }),
     }
 }

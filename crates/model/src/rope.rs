@@ -100,6 +100,14 @@ pub(crate) fn scaling_from_hf(ck: &Checkpoint, config: &Json) -> Result<(f32, Sc
     Ok((theta.unwrap_or(10_000.0), scaling))
 }
 
+/// Share of each head's dimensions that is rotated.
+pub(crate) fn rotated_fraction(config: &Json) -> f64 {
+    let nested = config.get("rope_parameters").and_then(|r| r.get(FRACTION));
+    nested.or(config.get(FRACTION)).and_then(Json::as_f64).unwrap_or(1.0)
+}
+
+const FRACTION: &str = "partial_rotary_factor";
+
 #[cfg(test)]
 mod tests {
     use super::*;

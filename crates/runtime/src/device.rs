@@ -153,7 +153,7 @@ pub struct StateSpec {
     pub decl: StateDecl,
     /// How its numbers are stored.
     pub format: KvFormat,
-    /// Pages of [`PAGE`] positions.
+    /// Pages of [`PAGE`] positions; slots of recurrent state.
     pub pages: usize,
 }
 
@@ -168,10 +168,14 @@ impl StateSpec {
 
     /// Bytes of the whole state; `None` on overflow.
     pub fn bytes(&self) -> Option<usize> {
-        let StateKind::Paged { widths } = &self.decl.kind else { return None };
-        (0..widths.len()).try_fold(0usize, |sum, part| {
-            sum.checked_add(self.part_page_bytes(part)?.checked_mul(self.pages)?)
-        })
+        match &self.decl.kind {
+            StateKind::Paged { widths } => (0..widths.len()).try_fold(0usize, |sum, part| {
+                sum.checked_add(self.part_page_bytes(part)?.checked_mul(self.pages)?)
+            }),
+            // Always f32: what every token multiplies would drift in f16.
+            StateKind::Recurrent { width } => width.checked_mul(4)?.checked_mul(self.pages),
+            _ => None,
+        }
     }
 }
 

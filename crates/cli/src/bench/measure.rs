@@ -28,6 +28,7 @@ pub(crate) fn measure(
         Phase::Generate => test.tokens.min(WARM_UP_STEPS),
     };
     run(engine, &ids, &Test { tokens: warm_up, ..*test }, &mut tokens)?;
+    rewind(engine, &ids, test.depth, &mut tokens)?;
     done();
     let mut samples = Vec::with_capacity(repetitions);
     for _ in 0..repetitions {
@@ -35,19 +36,31 @@ pub(crate) fn measure(
         run(engine, &ids, test, &mut tokens)?;
         let seconds = started.elapsed().as_secs_f64().max(1e-9);
         samples.push((test.tokens * test.batch) as f64 / seconds);
-        rewind(engine, &ids, test.depth)?;
+        rewind(engine, &ids, test.depth, &mut tokens)?;
         done();
     }
     ids.iter().try_for_each(|&id| engine.release(id))?;
     Ok(samples)
 }
 
-fn rewind(engine: &mut Engine, ids: &[SequenceId], depth: usize) -> Result<(), EngineError> {
-    ids.iter().try_for_each(|&id| engine.truncate(id, depth))
+/// Back to `depth`; a model with recurrent state may have to come from an earlier checkpoint.
+fn rewind(
+    engine: &mut Engine,
+    ids: &[SequenceId],
+    depth: usize,
+    tokens: &mut Tokens,
+) -> Result<(), EngineError> {
+    for id in ids {
+        let kept = engine.truncate(*id, depth)?;
+        if kept < depth {
+            extend(engine, &[*id], depth - kept, tokens)?;
+        }
+    }
+    Ok(())
 }
 
 fn run(engine: &mut Engine, ids: &[SequenceId], test: &Test, tokens: &mut Tokens) -> Result<(), EngineError> {
-    rewind(engine, ids, test.depth)?;
+    rewind(engine, ids, test.depth, tokens)?;
     match test.phase {
         Phase::Prompt => extend(engine, ids, test.tokens, tokens),
         Phase::Generate => (0..test.tokens).try_for_each(|_| extend(engine, ids, 1, tokens)),
@@ -78,7 +91,7 @@ fn extend(
         }
         let chunks: Vec<Chunk<'_>> = parts
             .iter()
-            .map(|(sequence, tokens, outs)| Chunk { sequence: *sequence, tokens, outs: *outs })
+            .map(|(sequence, tokens, outs)| Chunk { sequence: *sequence, tokens, outs: *outs, window: false })
             .collect();
         engine.step(&chunks)?;
     }

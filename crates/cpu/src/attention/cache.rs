@@ -13,6 +13,21 @@ pub enum CacheRows<'a> {
     F16(&'a [f16]),
 }
 
+impl CacheRows<'_> {
+    /// Reads row `slot` of a cache as wide as `out`, widened exactly.
+    ///
+    /// # Panics
+    /// When the slot is outside the cache; the caller validates slots.
+    pub fn load(&self, kernels: &Kernels, slot: usize, out: &mut [f32]) {
+        let at = slot * out.len()..(slot + 1) * out.len();
+        match self {
+            CacheRows::F32(rows) => out.copy_from_slice(&rows[at]),
+            // SAFETY: `Kernels` holds only what this machine can run.
+            CacheRows::F16(rows) => unsafe { (kernels.widen_rows)(&rows[at], out.len(), out.len(), out) },
+        }
+    }
+}
+
 /// The same for writing.
 #[derive(Debug)]
 #[allow(missing_docs)]
@@ -173,5 +188,11 @@ mod tests {
         let mut rows = [0.0; 6];
         CacheRowsMut::F32(&mut rows).store(&Kernels::detect(), 1, &[1.0, 2.0]);
         assert_eq!(rows, [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]);
+        let mut row = [0.0; 2];
+        CacheRows::F32(&rows).load(&Kernels::detect(), 1, &mut row);
+        assert_eq!(row, [1.0, 2.0]);
+        let halves = [0.5, 3.0, -1.5, 8.0].map(f16::from_f32_const);
+        CacheRows::F16(&halves).load(&Kernels::detect(), 1, &mut row);
+        assert_eq!(row, [-1.5, 8.0]);
     }
 }

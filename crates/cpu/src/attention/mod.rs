@@ -23,6 +23,7 @@
 //! query, its position and the keys before it: not on other rows, nor on where the pages lie.
 //! f16 caches are widened tile by tile, exactly, and then take the same path.
 
+mod blocks;
 mod cache;
 mod tile;
 
@@ -31,6 +32,7 @@ use minfer_graph::PAGE;
 use crate::Kernels;
 use tile::Tile;
 
+pub use blocks::SparseRow;
 pub use cache::{CacheRows, CacheRowsMut};
 pub(crate) use tile::{AccumulateFn, ScoreFn};
 

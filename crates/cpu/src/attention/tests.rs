@@ -227,3 +227,78 @@ fn no_rows_is_no_work() {
     let kv = KvView { k: CacheRows::F32(&[]), v: CacheRows::F32(&[]) };
     Kernels::detect().attend(&shape, &kv, &rows, 0, &mut Scratch::new(&shape, 0), |_, _| panic!("no row"));
 }
+
+/// One row over chosen blocks, all heads.
+fn attend_blocks(
+    kernels: &Kernels,
+    seq: &Sequence,
+    cache: &Cache,
+    q: &[f32],
+    position: i32,
+    block: usize,
+    blocks: &[i32],
+) -> Vec<f32> {
+    let mut scratch = Scratch::new(&seq.shape, 1);
+    let row = SparseRow { q, position: position as usize, pages: &seq.pages, blocks, block };
+    let mut heads =
+        |heads| kernels.attend_blocks(&seq.shape, &cache.view(), &row, heads, &mut scratch).to_vec();
+    let group = seq.shape.group();
+    let out: Vec<f32> = (0..seq.shape.kv_heads).flat_map(|h| heads(h * group..(h + 1) * group)).collect();
+    let alone: Vec<f32> = (0..seq.shape.heads).flat_map(|h| heads(h..h + 1)).collect();
+    assert_same_bits(&alone, &out);
+    out
+}
+
+#[test]
+fn all_blocks_chosen_is_dense_attention() {
+    let mut rng = Rng::new(35);
+    for shape in shapes() {
+        let seq = Sequence::new(&mut rng, shape, 201);
+        let q = rng.floats(shape.heads * shape.k_dim, 4.0);
+        for (half, block) in [(false, 4), (true, 4), (false, 48), (false, 64), (true, 100)] {
+            for kernels in [Kernels::scalar(), Kernels::detect()] {
+                let cache = Cache::of(&kernels, &seq, half);
+                for position in POSITIONS {
+                    let blocks: Vec<i32> = (0..(position + 1) / block as i32).collect();
+                    let got = attend_blocks(&kernels, &seq, &cache, &q, position, block, &blocks);
+                    assert_same_bits(&got, &attend(&kernels, &seq, &cache, &q, &[position], 1));
+                }
+            }
+        }
+    }
+}
+
+/// Against f64 dense attention over a sequence of the allowed positions only; bound 2e-6. What is not
+/// allowed is NaN in the cache.
+#[test]
+fn chosen_blocks_are_all_that_a_row_sees() {
+    let mut rng = Rng::new(36);
+    let (block, position) = (4, 201 - 1);
+    for shape in shapes() {
+        let mut seq = Sequence::new(&mut rng, shape, 201);
+        let q = rng.floats(shape.heads * shape.k_dim, 4.0);
+        let blocks = [1, 2, 17, 40, 41, 42];
+        let allowed = |p: usize| blocks.contains(&((p / block) as i32)) || p >= 200;
+        let mut only = Sequence { shape, k: vec![], v: vec![], pages: vec![] };
+        let (kw, vw) = (shape.kv_heads * shape.k_dim, shape.kv_heads * shape.v_dim);
+        for p in 0..201 {
+            let (k, v) = (&mut seq.k[p * kw..][..kw], &mut seq.v[p * vw..][..vw]);
+            if allowed(p) {
+                only.k.extend_from_slice(k);
+                only.v.extend_from_slice(v);
+            } else {
+                k.fill(f32::NAN);
+                v.fill(f32::NAN);
+            }
+        }
+        let last = (only.k.len() / kw - 1) as i32;
+        for half in [false, true] {
+            let cache = Cache::of(&Kernels::detect(), &seq, half);
+            let got = attend_blocks(&Kernels::detect(), &seq, &cache, &q, position, block, &blocks);
+            assert_close(&got, &reference(&only, half, &q, &[last]), 2e-6);
+            let cache = Cache::of(&Kernels::scalar(), &seq, half);
+            let scalar = attend_blocks(&Kernels::scalar(), &seq, &cache, &q, position, block, &blocks);
+            assert_same_bits(&got, &scalar);
+        }
+    }
+}

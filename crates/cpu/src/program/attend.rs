@@ -8,8 +8,8 @@ use minfer_runtime::StateBuffer;
 
 use super::{Loc, PerWorker, Run, Step, for_each_chunk};
 use crate::attention::{AttendShape, KvView, QueryRows, Scratch};
-use crate::memory::CpuState;
 use crate::pool::{ChunkCounter, Worker};
+use crate::state::PagedState;
 
 /// Rows per task: enough to share tiles in prefill, few enough to spread.
 pub(super) const ROW_BLOCK: usize = 16;
@@ -36,7 +36,7 @@ struct Block<'a> {
 impl Step for AttendStep {
     unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
         let rows = run.rows(&self.q);
-        let Some(state) = self.state.as_any().downcast_ref::<CpuState>() else { return };
+        let Some(state) = self.state.as_any().downcast_ref::<PagedState>() else { return };
         // SAFETY: inputs are complete by the caller's promise; `pages` is read up to what positions need,
         // which the engine has bound.
         let (positions, table_at, pages) = unsafe {
@@ -80,7 +80,7 @@ impl Step for AttendStep {
 }
 
 /// Whether a page list reaches the rows' positions with pages inside the cache.
-fn covers(pages: &[i32], positions: &[i32], slots: usize) -> bool {
+pub(super) fn covers(pages: &[i32], positions: &[i32], slots: usize) -> bool {
     let last = positions.iter().copied().max().unwrap_or(-1);
     let lowest = positions.iter().copied().min().unwrap_or(-1);
     let needed = usize::try_from(last).map_or(0, |p| p / PAGE + 1);

@@ -1,19 +1,25 @@
-//! From the nodes of a split to steps, and where workers must meet.
+//! From the nodes of a split to steps; `meetings` says where workers must meet.
 
 use std::sync::Arc;
 
-use minfer_graph::{Graph, Node, Op, ValueId};
+use minfer_graph::{
+    Attend, AttendBlocks, Conv1d, DeltaRule, Graph, IndexSelect, Node, Op, PAGE, PoolKeys, ValueId,
+};
 use minfer_runtime::{DeviceError, Program, ProgramSpec, Region, StateBuffer};
 
 use super::attend::{AttendStep, ROW_BLOCK};
+use super::meetings::Meetings;
 use super::products::{ExpertRows, ExpertsStep, MatmulStep};
-use super::rows::{Extra, GatherStep, RowStep, is_row_op, scratch_len};
+use super::recurrent::{ConvScratch, ConvStep, DeltaScratch, DeltaStep, StateSlots};
+use super::rows::{Extra, GatherStep, RowStep, scratch_len};
+use super::sparse::{PageTables, PoolStep, SelectScratch, SelectStep, SharedScores, SparseStep};
 use super::{CpuProgram, Entry, Loc, PerWorker, Step};
 use crate::attention::{AttendShape, Scratch};
 use crate::device::{CpuWeight, Shared};
-use crate::memory::CpuState;
+use crate::index::PoolScratch;
 use crate::pool::ChunkCounter;
-use crate::{matmul, quantize};
+use crate::state::PagedState;
+use crate::{conv, matmul, quantize};
 
 /// Compiles a split.
 ///
@@ -43,6 +49,11 @@ impl Compiler<'_> {
             Op::MatMul => self.matmul(node),
             Op::GroupedMatMul => self.experts(node),
             Op::Attend(a) => self.attend(node, a),
+            Op::AttendBlocks(a) => self.attend_blocks(node, a),
+            Op::PoolKeys(p) => self.pool_keys(node, p),
+            Op::IndexSelect(s) => self.index_select(node, s),
+            Op::Conv1d(c) => self.conv1d(node, c),
+            Op::DeltaRule(d) => self.delta_rule(node, d),
             Op::GatherRows => Ok(Box::new(GatherStep {
                 x: self.loc(node.inputs[0])?,
                 index: self.loc(node.inputs[1])?,
@@ -90,7 +101,7 @@ impl Compiler<'_> {
             outputs: self.locs(&node.outputs)?,
             extra,
             last: first.last(),
-            scratch: PerWorker::new(self.shared.pool.threads(), || vec![0.0; scratch]),
+            scratch: self.per_worker(|| vec![0.0; scratch]),
             op: node.op.clone(),
         }))
     }
@@ -111,7 +122,7 @@ impl Compiler<'_> {
         let (x, ids) = (node.inputs[0], node.inputs[1]);
         let top_k = self.graph().ty(ids).shape.width();
         let pairs = self.spec.bound.len(self.graph().ty(ids).shape.lead) * top_k;
-        let sorted = PerWorker::new(self.shared.pool.threads(), || ExpertRows::new(w.len(), pairs));
+        let sorted = self.per_worker(|| ExpertRows::new(w.len(), pairs));
         Ok(Box::new(ExpertsStep {
             kernel,
             x: self.loc(x)?,
@@ -125,11 +136,26 @@ impl Compiler<'_> {
         }))
     }
 
-    fn attend(&self, node: &Node, a: &minfer_graph::Attend) -> Result<Box<dyn Step>, DeviceError> {
+    /// The shape of attention over a node's state.
+    fn attend_shape(
+        &self,
+        node: &Node,
+        state: &Arc<dyn StateBuffer>,
+        a: &Attend,
+    ) -> Result<AttendShape, DeviceError> {
+        let cache = state.as_any().downcast_ref::<PagedState>().filter(|s| s.parts() >= 2);
+        let cache = cache.ok_or_else(|| wrong_layout(node))?;
+        let [k_dim, v_dim] = [0, 1].map(|part| cache.width(part) / a.kv_heads);
+        Ok(AttendShape { heads: a.heads, kv_heads: a.kv_heads, k_dim, v_dim, scale: a.scale })
+    }
+
+    fn per_worker<T>(&self, make: impl Fn() -> T) -> PerWorker<T> {
+        PerWorker::new(self.shared.pool.threads(), make)
+    }
+
+    fn attend(&self, node: &Node, a: &Attend) -> Result<Box<dyn Step>, DeviceError> {
         let state = self.state(node)?;
-        let Some(cache) = state.as_any().downcast_ref::<CpuState>() else { return Err(wrong_layout(node)) };
-        let [k_dim, v_dim] = cache.widths.map(|w| w / a.kv_heads);
-        let shape = AttendShape { heads: a.heads, kv_heads: a.kv_heads, k_dim, v_dim, scale: a.scale };
+        let shape = self.attend_shape(node, &state, a)?;
         Ok(Box::new(AttendStep {
             shape,
             q: self.loc(node.inputs[0])?,
@@ -137,9 +163,111 @@ impl Compiler<'_> {
             table_at: self.loc(node.inputs[2])?,
             pages: self.loc(node.inputs[3])?,
             out: self.loc(node.outputs[0])?,
-            scratch: PerWorker::new(self.shared.pool.threads(), || Scratch::new(&shape, ROW_BLOCK)),
+            scratch: self.per_worker(|| Scratch::new(&shape, ROW_BLOCK)),
             next: ChunkCounter::new(),
             state,
+        }))
+    }
+
+    /// The inputs `positions, table_at, pages` from `first` on.
+    fn page_tables(&self, node: &Node, first: usize) -> Result<PageTables, DeviceError> {
+        Ok(PageTables {
+            positions: self.loc(node.inputs[first])?,
+            table_at: self.loc(node.inputs[first + 1])?,
+            pages: self.loc(node.inputs[first + 2])?,
+        })
+    }
+
+    fn attend_blocks(&self, node: &Node, a: &AttendBlocks) -> Result<Box<dyn Step>, DeviceError> {
+        let state = self.state(node)?;
+        let shape = self.attend_shape(node, &state, &a.attend)?;
+        Ok(Box::new(SparseStep {
+            shape,
+            block: a.block,
+            q: self.loc(node.inputs[0])?,
+            tables: self.page_tables(node, 1)?,
+            blocks: self.loc(node.inputs[4])?,
+            out: self.loc(node.outputs[0])?,
+            scratch: self.per_worker(|| Scratch::new(&shape, 1)),
+            next: ChunkCounter::new(),
+            state,
+        }))
+    }
+
+    /// The width of a part of a node's paged state.
+    fn part_width(
+        &self,
+        node: &Node,
+        state: &Arc<dyn StateBuffer>,
+        part: usize,
+    ) -> Result<usize, DeviceError> {
+        let cache = state.as_any().downcast_ref::<PagedState>().filter(|s| part < s.parts());
+        cache.map(|s| s.width(part)).ok_or_else(|| wrong_layout(node))
+    }
+
+    fn pool_keys(&self, node: &Node, p: &PoolKeys) -> Result<Box<dyn Step>, DeviceError> {
+        let state = self.state(node)?;
+        let width = self.part_width(node, &state, p.raw)?;
+        if self.part_width(node, &state, p.pooled)? != width {
+            return Err(wrong_layout(node));
+        }
+        Ok(Box::new(PoolStep {
+            weight: self.weight(node)?,
+            tables: self.page_tables(node, 0)?,
+            slots: self.loc(node.inputs[3])?,
+            scratch: self.per_worker(|| PoolScratch::new(width, 2 * p.inv_freq.len())),
+            pool: p.clone(),
+            state,
+        }))
+    }
+
+    fn index_select(&self, node: &Node, s: &IndexSelect) -> Result<Box<dyn Step>, DeviceError> {
+        let state = self.state(node)?;
+        let width = self.part_width(node, &state, s.pooled)?;
+        let positions = self.spec.bound.len(self.graph().ty(node.inputs[3]).shape.lead) * PAGE;
+        let blocks = positions / s.block;
+        Ok(Box::new(SelectStep {
+            select: *s,
+            q: self.loc(node.inputs[0])?,
+            tables: self.page_tables(node, 1)?,
+            out: self.loc(node.outputs[0])?,
+            scratch: self.per_worker(|| SelectScratch::new(blocks, width)),
+            scores: SharedScores::new(self.shared.pool.threads(), blocks),
+            next: ChunkCounter::new(),
+            state,
+        }))
+    }
+
+    /// The inputs `state_from, state_to` from `first` on.
+    fn state_slots(&self, node: &Node, first: usize) -> Result<StateSlots, DeviceError> {
+        let (from, to) = (self.loc(node.inputs[first])?, self.loc(node.inputs[first + 1])?);
+        Ok(StateSlots { state: self.state(node)?, from, to })
+    }
+
+    fn conv1d(&self, node: &Node, c: &Conv1d) -> Result<Box<dyn Step>, DeviceError> {
+        let weight = self.weight(node)?;
+        let CpuWeight::Vector(w) = &*weight else { return Err(wrong_layout(node)) };
+        Ok(Box::new(ConvStep {
+            conv: *c,
+            taps: conv::by_tap(w, c.kernel),
+            channels: self.graph().ty(node.inputs[0]).shape.width(),
+            slots: self.state_slots(node, 1)?,
+            x: self.loc(node.inputs[0])?,
+            out: self.loc(node.outputs[0])?,
+            scratch: self.per_worker(|| ConvScratch::new(c)),
+        }))
+    }
+
+    fn delta_rule(&self, node: &Node, d: &DeltaRule) -> Result<Box<dyn Step>, DeviceError> {
+        Ok(Box::new(DeltaStep {
+            rule: *d,
+            slots: self.state_slots(node, 3)?,
+            qkv: self.loc(node.inputs[0])?,
+            log_decay: self.loc(node.inputs[1])?,
+            beta: self.loc(node.inputs[2])?,
+            out: self.loc(node.outputs[0])?,
+            scratch: self.per_worker(|| DeltaScratch::new(d)),
+            next: ChunkCounter::new(),
         }))
     }
 }
@@ -148,47 +276,6 @@ fn wrong_layout(node: &Node) -> DeviceError {
     DeviceError::Failed(format!("the weight or state of {} has another layout", node.op.name()))
 }
 
-fn region(spec: &ProgramSpec<'_>, v: ValueId) -> Result<Region, DeviceError> {
+pub(super) fn region(spec: &ProgramSpec<'_>, v: ValueId) -> Result<Region, DeviceError> {
     (spec.region)(v).ok_or_else(|| DeviceError::Failed(format!("value {} has no memory", v.0)))
-}
-
-/// What was touched since the workers last met.
-#[derive(Default)]
-struct Meetings {
-    touched: Vec<Touch>,
-}
-
-struct Touch {
-    value: ValueId,
-    region: Region,
-    written: bool,
-    by_row: bool,
-}
-
-impl Meetings {
-    /// Whether workers must meet before `node`; remembers what it touches.
-    fn needed_before(&mut self, spec: &ProgramSpec<'_>, node: &Node) -> Result<bool, DeviceError> {
-        let by_row = is_row_op(&node.op);
-        let mut touches = Vec::new();
-        for (values, written) in [(&node.inputs, false), (&node.outputs, true)] {
-            for &value in values {
-                touches.push(Touch { value, region: region(spec, value)?, written, by_row });
-            }
-        }
-        // K and V are read across rows, whatever was stored just before.
-        let barrier = matches!(node.op, Op::Attend(_))
-            || touches.iter().any(|t| self.touched.iter().any(|earlier| conflict(earlier, t)));
-        if barrier {
-            self.touched.clear();
-        }
-        self.touched.extend(touches);
-        Ok(barrier)
-    }
-}
-
-/// Two touches of the same bytes, one of them a write, by workers that may differ. Row steps give a worker
-/// the same rows of a value each time.
-fn conflict(a: &Touch, b: &Touch) -> bool {
-    let same_rows = a.value == b.value && a.by_row && b.by_row;
-    (a.written || b.written) && a.region.overlaps(&b.region) && !same_rows
 }

@@ -6,8 +6,12 @@
 
 mod attend;
 mod compile;
+mod meetings;
 mod products;
+mod recurrent;
 mod rows;
+mod sparse;
+mod streams;
 
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, PoisonError};

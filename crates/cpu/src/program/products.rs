@@ -30,7 +30,9 @@ pub(crate) struct MatmulStep {
 impl Step for MatmulStep {
     unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
         let CpuWeight::Matrix(w) = &*self.weight else { return };
-        let rows = run.rows(&self.x);
+        // A row may have several parts, each a row of the product.
+        let parts = self.y.row_bytes / (4 * w.n()).max(1);
+        let rows = run.rows(&self.x) * parts;
         if rows == 0 {
             return;
         }
@@ -39,9 +41,9 @@ impl Step for MatmulStep {
             n: w.n(),
             weights: w.bytes().as_ptr(),
             x: run.at(&self.x, 0),
-            x_stride: self.x.row_bytes,
+            x_stride: self.x.row_bytes / parts,
             y: run.at(&self.y, 0).cast(),
-            y_stride: self.y.row_bytes,
+            y_stride: self.y.row_bytes / parts,
             rows: Rows::All(rows),
         };
         let chunk = chunk_groups(w, worker.count);

@@ -1,5 +1,5 @@
 //! Steps that compute each row from the same row of their inputs: norms, elementwise ops, rope, routing,
-//! storing K and V. Worker `w` has the same rows in all of them, so chains of such steps need no barrier.
+//! storing K and V; `streams` has those that rearrange a row. Worker `w` has the same rows in all of them, so chains of such steps need no barrier.
 
 use minfer_format::TensorBytes;
 use minfer_graph::{DType, Norm, Op, Rope, RopeTable, Router};
@@ -7,9 +7,9 @@ use minfer_graph::{DType, Norm, Op, Rope, RopeTable, Router};
 use super::{Loc, PerWorker, Run, Step};
 use crate::device::CpuWeight;
 use crate::embed::gather_row;
-use crate::memory::CpuState;
 use crate::pool::Worker;
 use crate::quantize::q8_row_bytes;
+use crate::state::PagedState;
 
 /// What a row step needs beside its operands.
 pub(crate) enum Extra {
@@ -30,9 +30,9 @@ pub(crate) struct RowStep {
 }
 
 /// One row of one step.
-struct Row<'a> {
-    step: &'a RowStep,
-    run: &'a Run<'a>,
+pub(super) struct Row<'a> {
+    pub(super) step: &'a RowStep,
+    pub(super) run: &'a Run<'a>,
     row: usize,
 }
 
@@ -48,7 +48,9 @@ impl Step for RowStep {
 }
 
 impl<'a> Row<'a> {
-    unsafe fn f32(&self, input: usize) -> &'a [f32] {
+    /// # Safety
+    /// As `compute`, with an input of this type; so do the next two.
+    pub(super) unsafe fn f32(&self, input: usize) -> &'a [f32] {
         // SAFETY: inputs are complete (`Step::run`), and graph validation fixed the type.
         unsafe { self.run.get(&self.step.inputs[input], self.row, 1) }
     }
@@ -58,12 +60,12 @@ impl<'a> Row<'a> {
         unsafe { self.run.get(&self.step.inputs[input], self.row, 1) }
     }
 
-    unsafe fn out<T: Copy>(&self, output: usize) -> &'a mut [T] {
+    pub(super) unsafe fn out<T: Copy>(&self, output: usize) -> &'a mut [T] {
         // SAFETY: this worker alone has this row.
         unsafe { self.run.get_mut(&self.step.outputs[output], self.row) }
     }
 
-    fn vector(&self) -> &'a [f32] {
+    pub(super) fn vector(&self) -> &'a [f32] {
         match &self.step.extra {
             Extra::Weight(w) => match &**w {
                 CpuWeight::Vector(v) => v,
@@ -82,12 +84,12 @@ impl<'a> Row<'a> {
         unsafe {
             match &self.step.op {
                 Op::Embed => self.embed(),
-                Op::RmsNorm(n) => k.rms_norm(self.f32(0), self.vector(), n.eps, self.out(0)),
+                Op::RmsNorm(n) => k.rms_norm(self.f32(0), n.group, self.vector(), n.eps, self.out(0)),
                 Op::RmsNormQuantize(n) => self.norm_quantize(n, scratch),
                 Op::AddRmsNorm(n) => {
                     let sum: &mut [f32] = self.out(0);
                     k.add(self.f32(0), self.f32(1), sum);
-                    k.rms_norm(sum, self.vector(), n.eps, self.out(1));
+                    k.rms_norm(sum, n.group, self.vector(), n.eps, self.out(1));
                 }
                 Op::Quantize => self.quantize(self.f32(0)),
                 Op::SwiGluQuantize => {
@@ -95,6 +97,7 @@ impl<'a> Row<'a> {
                     k.swiglu(x, self.f32(1), &mut scratch[..x.len()]);
                     self.quantize(&scratch[..x.len()]);
                 }
+                Op::Reshape(_) => self.out::<f32>(0).copy_from_slice(self.f32(0)),
                 Op::BiasAdd => k.add(self.f32(0), self.vector(), self.out(0)),
                 Op::Scale => self.scale(self.vector().first().copied().unwrap_or(1.0)),
                 Op::ExpertScale => self.expert_scale(),
@@ -108,7 +111,23 @@ impl<'a> Row<'a> {
                 Op::Router(r) => self.route(r, scratch),
                 Op::CombineExperts => k.combine(self.f32(0), self.f32(1), self.out(0)),
                 Op::ArgMax => self.out(0)[0] = k.argmax(self.f32(0)) as i32,
-                Op::MatMul | Op::GroupedMatMul | Op::Attend(_) | Op::GatherRows => {
+                Op::Act(_)
+                | Op::ScaleVec
+                | Op::Slice(_)
+                | Op::Repeat(_)
+                | Op::StreamSum(_)
+                | Op::StreamDot(_)
+                | Op::StreamMul(_)
+                | Op::StreamAdd(_) => self.rearrange(),
+                Op::MatMul
+                | Op::GroupedMatMul
+                | Op::Attend(_)
+                | Op::AttendBlocks(_)
+                | Op::PoolKeys(_)
+                | Op::IndexSelect(_)
+                | Op::Conv1d(_)
+                | Op::DeltaRule(_)
+                | Op::GatherRows => {
                     self.run.fail(format!("{} is not a row step", self.step.op.name()));
                 }
             }
@@ -117,17 +136,20 @@ impl<'a> Row<'a> {
 
     unsafe fn embed(&self) {
         // SAFETY: as in `compute`.
-        let (id, out) = unsafe { (self.i32(0)[0], self.out(0)) };
+        let (ids, out) = unsafe { (self.i32(0), self.out::<f32>(0)) };
         let Extra::Weight(w) = &self.step.extra else { return };
         let CpuWeight::Rows { ty, bytes } = &**w else { return };
         let table: &TensorBytes = bytes;
-        let result = match usize::try_from(id) {
-            Ok(id) => gather_row(*ty, table, id, out).map_err(|e| e.to_string()),
-            Err(_) => Err(format!("token id {id} is negative")),
-        };
-        if let Err(why) = result {
-            out.fill(0.0);
-            self.run.fail(why);
+        let width = (out.len() / ids.len().max(1)).max(1);
+        for (&id, out) in ids.iter().zip(out.chunks_exact_mut(width)) {
+            let result = match usize::try_from(id) {
+                Ok(id) => gather_row(*ty, table, id, out).map_err(|e| e.to_string()),
+                Err(_) => Err(format!("token id {id} is negative")),
+            };
+            if let Err(why) = result {
+                out.fill(0.0);
+                self.run.fail(why);
+            }
         }
     }
 
@@ -136,7 +158,7 @@ impl<'a> Row<'a> {
         unsafe {
             let x = self.f32(0);
             let normed = &mut scratch[..x.len()];
-            self.run.kernels.rms_norm(x, self.vector(), n.eps, normed);
+            self.run.kernels.rms_norm(x, n.group, self.vector(), n.eps, normed);
             self.quantize(normed);
         }
     }
@@ -182,17 +204,19 @@ impl<'a> Row<'a> {
 
     unsafe fn store_kv(&self) {
         let Extra::State(state) = &self.step.extra else { return };
-        let Some(state) = state.as_any().downcast_ref::<CpuState>() else { return };
+        let Some(state) = state.as_any().downcast_ref::<PagedState>() else { return };
+        // The last input names the slot, those before it are rows of the first parts.
+        let rows = self.step.inputs.len() - 1;
         // SAFETY: as in `compute`.
-        let (rows, slot) = unsafe { ([self.f32(0), self.f32(1)], self.i32(2)[0]) };
+        let slot = unsafe { self.i32(rows)[0] };
         let Ok(slot) = usize::try_from(slot) else { return };
         if slot >= state.slots() {
             self.run.fail(format!("slot {slot} is outside of {} slots", state.slots()));
             return;
         }
-        for (part, row) in rows.into_iter().enumerate() {
+        for part in 0..rows {
             // SAFETY: the slot exists, and the engine gives every row of a step a slot of its own.
-            unsafe { state.slot_mut(part, slot).store(self.run.kernels, 0, row) }
+            unsafe { state.slot_mut(part, slot).store(self.run.kernels, 0, self.f32(part)) }
         }
     }
 
@@ -232,7 +256,18 @@ impl Step for GatherStep {
 
 /// Whether an op's rows depend only on the same rows of its inputs.
 pub(super) fn is_row_op(op: &Op) -> bool {
-    !matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attend(_) | Op::GatherRows)
+    !matches!(
+        op,
+        Op::MatMul
+            | Op::GroupedMatMul
+            | Op::Attend(_)
+            | Op::AttendBlocks(_)
+            | Op::PoolKeys(_)
+            | Op::IndexSelect(_)
+            | Op::Conv1d(_)
+            | Op::DeltaRule(_)
+            | Op::GatherRows
+    )
 }
 
 /// Floats of scratch that a row of this op takes.

@@ -62,6 +62,11 @@ impl Golden {
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     }
 
+    /// All truth values of a boolean tensor.
+    pub fn bools(&self, name: &str) -> Vec<bool> {
+        self.tensor(name).1.iter().map(|&b| b != 0).collect()
+    }
+
     pub fn has(&self, name: &str) -> bool {
         SafeTensors::deserialize(&self.0).unwrap().tensor(name).is_ok()
     }
@@ -75,7 +80,7 @@ pub fn logits_in_chunks(engine: &mut Engine, tokens: &[u32], sizes: &[usize]) ->
     while !rest.is_empty() {
         let size = sizes[step.min(sizes.len() - 1)].min(rest.len());
         let (tokens, tail) = rest.split_at(size);
-        let out = engine.step(&[Chunk { sequence, tokens, outs: Outs::All }]).unwrap();
+        let out = engine.step(&[Chunk { sequence, tokens, outs: Outs::All, window: false }]).unwrap();
         logits.extend((0..out.len()).map(|i| out.row(i).to_vec()));
         (rest, step) = (tail, step + 1);
     }

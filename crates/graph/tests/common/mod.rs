@@ -17,7 +17,13 @@ pub fn q8s(inner: &[usize]) -> ValueType {
 }
 
 pub fn decl(name: &str, ty: BlockType, shape: &[usize]) -> WeightDecl {
-    WeightDecl { name: name.to_string(), ty, shape: shape.to_vec(), tensors: vec![name.to_string()] }
+    WeightDecl {
+        name: name.to_string(),
+        ty,
+        shape: shape.to_vec(),
+        tensors: vec![name.to_string()],
+        map: Default::default(),
+    }
 }
 
 pub fn weight(b: &mut GraphBuilder, name: &str, ty: BlockType, shape: &[usize]) -> WeightId {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use minfer_graph::{Bind, Dim, Input, StateId, ValueId};
 
-use super::load::{Progress, WeightSource, Weights, check_budget, load_weights, open_states};
+use super::load::{Progress, Shared, WeightSource, Weights, check_budget, load_weights, open_states, shared};
 use super::transfer::{Arrived, Destination, Transfers};
 use crate::counters::Counters;
 use crate::device::{Arena, DeviceError, Program, ProgramSpec, Region, StateBuffer, StateSpec, WaitError};
@@ -70,14 +70,44 @@ impl Executor {
         options: ExecutorOptions,
         progress: Progress<'_>,
     ) -> Result<Executor, RuntimeError> {
+        Executor::open_with(placed, states, source, options, &Shared::new(), progress)
+    }
+
+    /// Opens an executor on the same devices that uses this one's weights where names and uses are equal, such
+    /// as a draft head that shares the embedding and the output matrix with its model.
+    ///
+    /// # Errors
+    /// As [`Executor::open`].
+    pub fn open_beside(
+        &self,
+        placed: Placed,
+        states: &[StateSpec],
+        source: &dyn WeightSource,
+        options: ExecutorOptions,
+        progress: Progress<'_>,
+    ) -> Result<Executor, RuntimeError> {
+        let ids = |p: &Placed| p.devices.iter().map(|d| d.id()).collect::<Vec<_>>();
+        let same_devices = ids(&placed) == ids(&self.placed);
+        let shared = if same_devices { shared(&self.placed, &self.weights) } else { Shared::new() };
+        Executor::open_with(placed, states, source, options, &shared, progress)
+    }
+
+    fn open_with(
+        placed: Placed,
+        states: &[StateSpec],
+        source: &dyn WeightSource,
+        options: ExecutorOptions,
+        shared: &Shared<'_>,
+        progress: Progress<'_>,
+    ) -> Result<Executor, RuntimeError> {
         if states.len() != placed.graph.states.len() {
             let (got, want) = (states.len(), placed.graph.states.len());
             return Err(RuntimeError::Internal(format!("{got} states for a graph with {want}")));
         }
         let placed = Arc::new(placed);
         let largest = Plan::new(placed.clone(), options.max)?;
-        check_budget(&largest, states)?;
-        let weights = load_weights(&placed, source, progress)?;
+        check_budget(&largest, states, shared)?;
+        let weights = load_weights(&placed, source, shared, progress)?;
         let states = open_states(&placed, states)?;
         let mut arenas = Vec::new();
         for (device, memory) in placed.devices.iter().zip(&largest.memory) {
@@ -118,8 +148,8 @@ impl Executor {
         self.states.get(id.index())?.as_ref()
     }
 
-    /// Runs one step. `inputs` names every input of the graph; an input of constant size may be shorter
-    /// than its capacity.
+    /// Runs one step. `inputs` names every input of the graph, f32 inputs by their bits; an input of constant
+    /// size may be shorter than its capacity.
     ///
     /// # Errors
     /// After an error the next step starts clean, unless a device did not come back, which is an error of

@@ -31,6 +31,17 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// Weights on their devices, by `(device, weight, use)`.
 pub(super) type Weights = HashMap<(usize, WeightId, WeightUse), WeightHandle>;
 
+/// Weights that another executor on the same devices has loaded already, by device, name and use.
+pub(super) type Shared<'a> = HashMap<(usize, &'a str, WeightUse), WeightHandle>;
+
+/// The weights of an executor as another one may share them.
+pub(super) fn shared<'a>(placed: &'a Placed, weights: &Weights) -> Shared<'a> {
+    let named = |(&(d, w, how), handle): (&(usize, WeightId, WeightUse), &WeightHandle)| {
+        ((d, placed.graph.weights[w.index()].name.as_str(), how), handle.clone())
+    };
+    weights.iter().map(named).collect()
+}
+
 /// Which weights each device needs, in order of first use.
 fn residents(placed: &Placed) -> Vec<(usize, WeightId, WeightUse)> {
     let mut seen = std::collections::HashSet::new();
@@ -56,7 +67,11 @@ fn state_devices(placed: &Placed) -> Vec<Option<usize>> {
 }
 
 /// Checks that weights, state and workspace fit every device before anything is allocated.
-pub(super) fn check_budget(plan: &Plan, states: &[StateSpec]) -> Result<(), RuntimeError> {
+pub(super) fn check_budget(
+    plan: &Plan,
+    states: &[StateSpec],
+    shared: &Shared<'_>,
+) -> Result<(), RuntimeError> {
     let placed = &plan.placed;
     let homes = state_devices(placed);
     for (d, device) in placed.devices.iter().enumerate() {
@@ -64,6 +79,9 @@ pub(super) fn check_budget(plan: &Plan, states: &[StateSpec]) -> Result<(), Runt
         let mut weights = 0u64;
         for (_, w, how) in residents(placed).into_iter().filter(|r| r.0 == d) {
             let decl = &placed.graph.weights[w.index()];
+            if shared.contains_key(&(d, decl.name.as_str(), how)) {
+                continue;
+            }
             let bytes = device.weight_bytes(decl, how).ok_or_else(|| overflow(&decl.name))?;
             weights = weights.checked_add(bytes).ok_or_else(|| overflow("all weights"))?;
         }
@@ -104,6 +122,7 @@ pub(super) fn check_budget(plan: &Plan, states: &[StateSpec]) -> Result<(), Runt
 pub(super) fn load_weights(
     placed: &Placed,
     source: &dyn WeightSource,
+    shared: &Shared<'_>,
     progress: Progress<'_>,
 ) -> Result<Weights, RuntimeError> {
     let residents = residents(placed);
@@ -113,6 +132,11 @@ pub(super) fn load_weights(
     let mut weights = Weights::new();
     for (d, w, how) in residents {
         let (decl, device) = (&placed.graph.weights[w.index()], &placed.devices[d]);
+        if let Some(handle) = shared.get(&(d, decl.name.as_str(), how)) {
+            weights.insert((d, w, how), handle.clone());
+            done += size(w);
+            continue;
+        }
         let data = source.load(decl)?;
         let handle = device.load_weight(decl, how, data).map_err(|source| RuntimeError::Load {
             what: format!("weight '{}'", decl.name),

@@ -46,6 +46,7 @@ pub fn weight(b: &mut GraphBuilder, name: &str, shape: &[usize]) -> WeightId {
         ty: BlockType::F32,
         shape: shape.to_vec(),
         tensors: vec![name.to_string()],
+        map: Default::default(),
     })
 }
 
@@ -179,7 +180,7 @@ pub fn attention(layers: u32) -> Graph {
             let w = weight(&mut b, &format!("{name}{layer}"), &[n, WIDTH]);
             b.matmul(x, w, name)
         });
-        b.store_kv(k, v, slots, state);
+        b.store_kv(&[k, v], slots, state);
         let attend = Attend { heads: 2, kv_heads: 1, scale: 0.5 };
         let attended = b.attend(q, [positions, table_at, pages], state, attend);
         let sum = b.add(x, attended);

@@ -1,0 +1,100 @@
+//! Attention of one row over chosen blocks of positions and its incomplete last block.
+//!
+//! Tiles are the pages, as in dense attention, with only the allowed rows in them; pages without any are
+//! skipped. With every block chosen the bits are those of dense attention.
+
+use std::ops::Range;
+
+use minfer_graph::PAGE;
+
+use super::tile::Tile;
+use super::{AttendShape, CacheRows, HeadRows, KvView, Running, Scratch};
+use crate::Kernels;
+
+/// A query row and what it may see.
+#[derive(Clone, Copy, Debug)]
+pub struct SparseRow<'a> {
+    /// `[heads * k_dim]`.
+    pub q: &'a [f32],
+    /// Its absolute position.
+    pub position: usize,
+    /// The sequence's pages: position `j` lies in slot `pages[j / PAGE] * PAGE + j % PAGE`.
+    pub pages: &'a [i32],
+    /// Chosen blocks, ascending, all of them complete at `position`.
+    pub blocks: &'a [i32],
+    /// Positions per block.
+    pub block: usize,
+}
+
+impl SparseRow<'_> {
+    /// Allowed positions, ascending: those of the chosen blocks, then those after the last complete block.
+    fn allowed(&self) -> impl Iterator<Item = usize> {
+        let (seen, block) = (self.position + 1, self.block);
+        let chosen = self.blocks.iter().flat_map(move |&b| b as usize * block..(b as usize + 1) * block);
+        chosen.chain(seen / block * block..seen)
+    }
+
+    fn slot(&self, position: usize) -> usize {
+        self.pages[position / PAGE] as usize * PAGE + position % PAGE
+    }
+}
+
+impl Kernels {
+    /// Attention of query heads `heads`, all of one KV head, for one row; returns `[heads.len(), v_dim]`. Heads
+    /// do not depend on which others are asked for. A row that may see nothing gives NaN.
+    ///
+    /// # Panics
+    /// When a slice does not have the shape's size, or the page list does not cover a position or names a
+    /// slot outside the cache. The caller validates position, pages and blocks.
+    pub fn attend_blocks<'a>(
+        &self,
+        shape: &AttendShape,
+        kv: &KvView<'_>,
+        row: &SparseRow<'_>,
+        heads: Range<usize>,
+        scratch: &'a mut Scratch,
+    ) -> &'a [f32] {
+        let kv_head = heads.start / shape.group();
+        assert!(heads.end <= (kv_head + 1) * shape.group(), "attend_blocks: heads of two KV heads");
+        assert!(row.q.len() == shape.heads * shape.k_dim && kv_head < shape.kv_heads, "attend_blocks: heads");
+        assert!(scratch.max_rows > 0 && row.block > 0, "attend_blocks: scratch or block");
+        let Scratch { k, v, running, acc, .. } = scratch;
+        let (running, acc) = (&mut running[..heads.len()], &mut acc[..heads.len() * shape.v_dim]);
+        running.fill(Running::EMPTY);
+        acc.fill(0.0);
+
+        let k_head = HeadRows { cache: kv.k, head: kv_head, heads: shape.kv_heads, dim: shape.k_dim };
+        let v_head = HeadRows { cache: kv.v, dim: shape.v_dim, ..k_head };
+        let q = &row.q[heads.start * shape.k_dim..heads.end * shape.k_dim];
+        let mut allowed = row.allowed().peekable();
+        while let Some(&first) = allowed.peek() {
+            let mut count = 0;
+            while let Some(position) = allowed.next_if(|p| p / PAGE == first / PAGE) {
+                self.gather(k_head, row.slot(position), &mut k[count * shape.k_dim..][..shape.k_dim]);
+                self.gather(v_head, row.slot(position), &mut v[count * shape.v_dim..][..shape.v_dim]);
+                count += 1;
+            }
+            let keys = Tile::new(k, shape.k_dim, shape.k_dim, count);
+            let values = Tile::new(v, shape.v_dim, shape.v_dim, count);
+            let heads = q.chunks_exact(shape.k_dim).zip(acc.chunks_exact_mut(shape.v_dim));
+            for ((q, acc), running) in heads.zip(running.iter_mut()) {
+                self.fold_tile(q, keys, values, shape.scale, running, acc);
+            }
+        }
+        for (out, running) in acc.chunks_exact_mut(shape.v_dim).zip(running) {
+            out.iter_mut().for_each(|o| *o /= running.sum);
+        }
+        acc
+    }
+
+    /// One row of a head, widened.
+    fn gather(&self, rows: HeadRows<'_>, slot: usize, out: &mut [f32]) {
+        let HeadRows { cache, head, heads, dim } = rows;
+        let at = (slot * heads + head) * dim;
+        match cache {
+            CacheRows::F32(rows) => out.copy_from_slice(&rows[at..][..dim]),
+            // SAFETY: `Kernels` holds only what this machine can run.
+            CacheRows::F16(rows) => unsafe { (self.widen_rows)(&rows[at..][..dim], dim, dim, out) },
+        }
+    }
+}

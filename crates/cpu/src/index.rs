@@ -1,0 +1,160 @@
+//! Index keys of sparse attention: pooling the raw keys of a block, scoring blocks, choosing the best.
+//!
+//! In: rows of one block, or a query and the key of a block, or scores. Where keys lie is the caller's affair.
+
+use minfer_graph::{PoolKeys, RopeStyle};
+
+use crate::{Kernels, rope};
+
+/// Working memory of [`Kernels::pool_key`], one per thread.
+#[derive(Debug)]
+pub struct PoolScratch {
+    row: Vec<f32>,
+    mean: Vec<f32>,
+    table: Vec<f32>,
+    /// The result.
+    key: Vec<f32>,
+}
+
+impl PoolScratch {
+    /// For keys of `width` numbers of which `rotated` are rotated.
+    pub fn new(width: usize, rotated: usize) -> PoolScratch {
+        PoolScratch {
+            row: vec![0.0; width],
+            mean: vec![0.0; width],
+            table: vec![0.0; rotated],
+            key: vec![0.0; width],
+        }
+    }
+}
+
+impl Kernels {
+    /// The index key of the block that starts at `first`: the mean of its rows (summed in ascending order from
+    /// the first, times `1/block`), RMS-normalised, its first numbers rotated (half-split) at position
+    /// `first`. `row` fills in the row at an offset in the block.
+    ///
+    /// # Panics
+    /// When scratch, weight and frequencies do not fit each other.
+    pub fn pool_key<'a>(
+        &self,
+        pool: &PoolKeys,
+        weight: &[f32],
+        first: i32,
+        mut row: impl FnMut(usize, &mut [f32]),
+        s: &'a mut PoolScratch,
+    ) -> &'a [f32] {
+        row(0, &mut s.mean);
+        for i in 1..pool.block {
+            row(i, &mut s.row);
+            s.mean.iter_mut().zip(&s.row).for_each(|(sum, x)| *sum += x);
+        }
+        let share = 1.0 / pool.block as f32;
+        s.mean.iter_mut().for_each(|x| *x *= share);
+        self.rms_norm(&s.mean, s.mean.len(), weight, pool.eps, &mut s.row);
+        rope::table(&pool.inv_freq, 1.0, first, &mut s.table);
+        self.rope(RopeStyle::HalfSplit, &s.row, s.row.len(), &s.table, &mut s.key);
+        &s.key
+    }
+
+    /// `sum_h relu(dot(q_h, key)) * scale`, heads in ascending order, each dot product in lanes. `q` is
+    /// `[heads, key.len()]`; a NaN product counts as 0.
+    ///
+    /// # Panics
+    /// When `key` is empty.
+    pub fn index_score(&self, q: &[f32], key: &[f32], scale: f32) -> f32 {
+        let mut sum = 0.0;
+        for q in q.chunks_exact(key.len()) {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            let product = unsafe { (self.dot)(q, key) };
+            sum += if product > 0.0 { product } else { 0.0 };
+        }
+        sum * scale
+    }
+}
+
+/// Fills `out` with the `out.len()` best of `scores`, higher score first, then lower index, in ascending order,
+/// padded with -1. `order` is scratch, as long as `scores`.
+///
+/// # Panics
+/// When `order` is too short.
+pub fn choose(scores: &[f32], order: &mut [i32], out: &mut [i32]) {
+    let order = &mut order[..scores.len()];
+    order.iter_mut().zip(0..).for_each(|(o, i)| *o = i);
+    let chosen = out.len().min(scores.len());
+    if chosen < scores.len() && chosen > 0 {
+        let best_first =
+            |a: &i32, b: &i32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+        order.select_nth_unstable_by(chosen - 1, best_first);
+        order[..chosen].sort_unstable();
+    }
+    out[..chosen].copy_from_slice(&order[..chosen]);
+    out[chosen..].fill(-1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Rng, assert_close, assert_same_bits};
+
+    /// Against f64 with the f32 angles of the definition; means of |x| <= 2 normalised to about 1: 2e-6.
+    #[test]
+    fn a_pooled_key_is_mean_norm_rotation() {
+        let mut rng = Rng::new(100);
+        let (width, block, first) = (20, 4, 36);
+        let inv_freq = [1.0f32, 0.3, 0.01];
+        let pool = PoolKeys { block, raw: 2, pooled: 3, eps: 1e-6, inv_freq: inv_freq.into() };
+        let (rows, weight) = (rng.floats(block * width, 2.0), rng.floats(width, 1.0));
+        let mean: Vec<f64> = (0..width)
+            .map(|i| (0..block).map(|r| f64::from(rows[r * width + i])).sum::<f64>() / 4.0)
+            .collect();
+        let square = mean.iter().map(|x| x * x).sum::<f64>() / width as f64;
+        let mut want: Vec<f64> =
+            mean.iter().zip(&weight).map(|(x, &w)| x / (square + 1e-6).sqrt() * f64::from(w)).collect();
+        for (i, f) in inv_freq.iter().enumerate() {
+            let (sin, cos) = f64::from(first as f32 * f).sin_cos();
+            let (a, b) = (want[i], want[i + 3]);
+            (want[i], want[i + 3]) = (a * cos - b * sin, b * cos + a * sin);
+        }
+        let run = |k: &Kernels| {
+            let mut scratch = PoolScratch::new(width, 6);
+            let row = |i: usize, out: &mut [f32]| out.copy_from_slice(&rows[i * width..][..width]);
+            k.pool_key(&pool, &weight, first, row, &mut scratch).to_vec()
+        };
+        assert_close(&run(&Kernels::detect()), &want, 2e-6);
+        assert_same_bits(&run(&Kernels::detect()), &run(&Kernels::scalar()));
+    }
+
+    /// Against f64: 3 sums of 40 products of |x| <= 4; bound 1e-5.
+    #[test]
+    fn scores_are_sums_of_positive_products() {
+        let mut rng = Rng::new(101);
+        let (q, key) = (rng.floats(120, 2.0), rng.floats(40, 2.0));
+        let dot = |h: usize| -> f64 { (0..40).map(|i| f64::from(q[h * 40 + i]) * f64::from(key[i])).sum() };
+        let want = 0.5 * (0..3).map(|h| dot(h).max(0.0)).sum::<f64>();
+        let got = Kernels::detect().index_score(&q, &key, 0.5);
+        assert_close(&[got], &[want], 1e-5);
+        assert_same_bits(&[got], &[Kernels::scalar().index_score(&q, &key, 0.5)]);
+        assert_eq!(Kernels::detect().index_score(&[f32::NAN, -1.0, 2.0], &[1.0], 1.0), 2.0);
+    }
+
+    #[test]
+    fn the_best_are_chosen_by_score_then_index() {
+        let chosen = |scores: &[f32], top: usize| {
+            let (mut order, mut out) = (vec![0; scores.len()], vec![7; top]);
+            choose(scores, &mut order, &mut out);
+            out
+        };
+        assert_eq!(chosen(&[1.0, 3.0, 0.0, 3.0, 2.0], 3), [1, 3, 4]);
+        assert_eq!(chosen(&[0.0, 0.0, 0.0, 5.0], 2), [0, 3]);
+        assert_eq!(chosen(&[2.0, 1.0], 4), [0, 1, -1, -1]);
+        assert_eq!(chosen(&[], 2), [-1, -1]);
+        // A sort of everything says the same.
+        let mut rng = Rng::new(102);
+        let scores: Vec<f32> = (0..500).map(|_| rng.below(40) as f32).collect();
+        let mut want: Vec<i32> = (0..500).collect();
+        want.sort_by_key(|&i| (-scores[i as usize] as i32, i));
+        want.truncate(100);
+        want.sort();
+        assert_eq!(chosen(&scores, 100), want);
+    }
+}

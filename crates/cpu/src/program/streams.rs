@@ -1,0 +1,34 @@
+//! Row steps that rearrange or weigh numbers of a row: activations, slices, residual streams.
+
+use minfer_graph::{Op, Slice};
+
+use super::rows::Row;
+
+impl Row<'_> {
+    /// # Safety
+    /// As `Row::compute`, for one of these ops.
+    pub(super) unsafe fn rearrange(&self) {
+        let k = self.run.kernels;
+        // SAFETY: as in `compute`.
+        unsafe {
+            let (x, out): (&[f32], &mut [f32]) = (self.f32(0), self.out(0));
+            match &self.step.op {
+                Op::Act(a) => k.act(*a, x, out),
+                Op::ScaleVec => k.mul(x, self.vector(), out),
+                Op::Slice(s) => slice(s, x, out),
+                Op::Repeat(_) => out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x)),
+                Op::StreamSum(s) => k.stream_sum(x, s.scale, out),
+                Op::StreamDot(s) => k.stream_dot(x, self.f32(1), s.scale, out),
+                Op::StreamMul(_) => k.stream_mul(x, self.f32(1), out),
+                Op::StreamAdd(_) => k.stream_add(x, self.f32(1), self.f32(2), out),
+                other => self.run.fail(format!("{} does not rearrange a row", other.name())),
+            }
+        }
+    }
+}
+
+fn slice(s: &Slice, x: &[f32], out: &mut [f32]) {
+    for (x, out) in x.chunks_exact(s.group).zip(out.chunks_exact_mut(s.len)) {
+        out.copy_from_slice(&x[s.from..][..s.len]);
+    }
+}

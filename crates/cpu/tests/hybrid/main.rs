@@ -1,0 +1,8 @@
+//! The ops of hybrid models as whole graphs on the CPU device: against references in f64, and the invariances
+//! that the engine relies on (instruction sets, threads, cuts of a sequence into steps), bit for bit.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod harness;
+mod recurrent;
+mod rows;
+mod sparse;
