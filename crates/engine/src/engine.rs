@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use minfer_graph::{Bind, PAGE, StateId, StateKind, WeightDecl};
 use minfer_model::{Checkpoint, Hyper, Ngram};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{
-    Counters, Device, Executor, ExecutorOptions, OpenOptions, Progress, Registry, SourceError, StateSpec,
-    WeightSource,
+    Counters, Device, Executor, OpenOptions, Progress, Registry, SourceError, StateSpec, WeightSource,
 };
 
+use crate::draft::{Draft, DraftRows, Drafted};
 use crate::error::EngineError;
 use crate::options::EngineOptions;
 use crate::pages::PagePool;
@@ -95,6 +94,9 @@ pub struct Engine {
     /// For models with recurrent state.
     recurrent: Option<Recurrent>,
     ngram: Option<Ngram>,
+    draft: Option<Draft>,
+    /// Residual streams of the last step's rows, for the draft head.
+    streams: Vec<f32>,
     sequences: BTreeMap<u32, Sequence>,
     next_id: u32,
     context: usize,
@@ -133,7 +135,10 @@ impl Engine {
         options.check(context, hyper.context)?;
         let pages_per_sequence = context.div_ceil(PAGE);
         let pages = pages_per_sequence * options.sequences;
-        let graph = loaded.graph(model, pages)?;
+        let graph = match options.draft {
+            true => loaded.graph_with_streams(model, pages)?,
+            false => loaded.graph(model, pages)?,
+        };
         let recurrent = graph.states.iter().any(|s| matches!(s.kind, StateKind::Recurrent { .. }));
         let recurrent = recurrent.then(|| Recurrent::new(&options));
         let units = |kind: &StateKind| match kind {
@@ -151,18 +156,20 @@ impl Engine {
             require: options.require.clone(),
         };
         let placed = Placed::new(graph, options.devices.clone(), &policy)?;
-        let executor_options = ExecutorOptions {
-            max: Bind { rows: options.max_rows, outs: options.max_outs },
-            wait_timeout: Duration::from_secs(60),
-            sync_copies: options.sync_copies,
+        let source = Source(model);
+        let executor = Executor::open(placed, &states, &source, options.executor(), progress)?;
+        let draft = match options.draft {
+            true => Draft::open(&executor, &*loaded, model, &options, (pages, &policy), &source, progress)?,
+            false => None,
         };
-        let executor = Executor::open(placed, &states, &Source(model), executor_options, progress)?;
         Ok(Engine {
             hyper,
             executor,
             pool: PagePool::new(pages),
             recurrent,
             ngram: loaded.ngram().cloned(),
+            draft,
+            streams: Vec::new(),
             sequences: BTreeMap::new(),
             next_id: 0,
             context,
@@ -391,17 +398,42 @@ impl Engine {
     }
 
     fn copy_page(&self, PageCopy { from, to }: PageCopy) -> Result<(), EngineError> {
-        for (id, decl) in self.executor.placed().graph.states.iter().enumerate() {
-            let StateKind::Paged { .. } = decl.kind else { continue };
-            let id = id as u32;
-            let Some(state) = self.executor.state(StateId(id)) else { continue };
-            state.copy_page(from, to).map_err(|source| minfer_runtime::RuntimeError::Device {
-                what: "copying a KV page".to_string(),
-                device: minfer_runtime::DeviceId::CPU,
-                source,
-            })?;
+        copy_page_of(&self.executor, from, to)?;
+        if let Some(draft) = &self.draft {
+            draft.copy_page(from, to)?;
         }
         Ok(())
+    }
+
+    /// Whether the model's draft head is open.
+    pub fn has_draft(&self) -> bool {
+        self.draft.is_some()
+    }
+
+    pub(crate) fn draft_width(&self) -> usize {
+        self.draft.as_ref().map_or(0, |d| d.width)
+    }
+
+    pub(crate) fn streams(&self) -> &[f32] {
+        &self.streams
+    }
+
+    /// Runs rows of the draft head; they may reach past the sequence's last token.
+    pub(crate) fn draft(
+        &mut self,
+        id: SequenceId,
+        rows: DraftRows<'_>,
+        wanted: bool,
+    ) -> Result<Drafted, EngineError> {
+        let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
+        let ahead = (rows.start + rows.next.len()).saturating_sub(sequence.len());
+        if let Some(copy) = sequence.reserve(ahead, &mut self.pool)? {
+            self.copy_page(copy)?;
+        }
+        let (Some(draft), Some(sequence)) = (&mut self.draft, self.sequences.get(&id.0)) else {
+            return Err(EngineError::NoDraftHead);
+        };
+        Ok(draft.run(sequence, rows, wanted)?)
     }
 
     fn run(&mut self, chunks: &[Chunk<'_>], moves: &[StateMove]) -> Result<(), EngineError> {
@@ -424,8 +456,14 @@ impl Engine {
         }
         let outputs = self.executor.execute(bind, &inputs)?;
         let bytes = outputs.bytes("logits").unwrap_or_default();
+        let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
         self.logits.clear();
-        self.logits.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        self.logits.extend(bytes.chunks_exact(4).map(number));
+        if self.draft.is_some() {
+            let bytes = outputs.bytes("streams").unwrap_or_default();
+            self.streams.clear();
+            self.streams.extend(bytes.chunks_exact(4).map(number));
+        }
         Ok(())
     }
 
@@ -462,6 +500,24 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// Copies a page of every paged state of an executor.
+pub(crate) fn copy_page_of(
+    executor: &Executor,
+    from: u32,
+    to: u32,
+) -> Result<(), minfer_runtime::RuntimeError> {
+    for (id, decl) in executor.placed().graph.states.iter().enumerate() {
+        let StateKind::Paged { .. } = decl.kind else { continue };
+        let Some(state) = executor.state(StateId(id as u32)) else { continue };
+        state.copy_page(from, to).map_err(|source| minfer_runtime::RuntimeError::Device {
+            what: "copying a KV page".to_string(),
+            device: minfer_runtime::DeviceId::CPU,
+            source,
+        })?;
+    }
+    Ok(())
 }
 
 impl StepInputs {

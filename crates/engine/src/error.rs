@@ -44,6 +44,10 @@ pub enum EngineError {
     OutOfStateSlots { total: usize },
     #[error("the sequence's last step was a window of guesses: commit it first")]
     OpenWindow,
+    #[error("the model has no draft head, or it was not opened")]
+    NoDraftHead,
+    #[error("speculation needs greedy decoding (--temp 0): drafts of sampled text are not supported yet")]
+    SpeculationNeedsGreedy,
     #[error("the sequence has no window to commit")]
     NoWindow,
     #[error("a sequence appears twice in one step")]

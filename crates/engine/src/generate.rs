@@ -10,6 +10,7 @@ use minfer_text::{StopStrings, TokenStream};
 use crate::error::EngineError;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::session::Session;
+use crate::speculate::{Acceptance, Speculate, Speculator};
 use crate::text::Text;
 
 /// What to generate.
@@ -25,6 +26,9 @@ pub struct Generate {
     pub ignore_end: bool,
     /// Leave special tokens out of the text.
     pub skip_special: bool,
+    /// Whether to draft and verify several tokens per step; the text is the same. Needs greedy decoding, an
+    /// engine opened with [`crate::EngineOptions::draft`], and a session that is empty.
+    pub speculate: Speculate,
     /// Set from outside to stop; looked at between steps.
     pub cancel: Arc<AtomicBool>,
 }
@@ -37,6 +41,7 @@ impl Default for Generate {
             stop: Vec::new(),
             ignore_end: false,
             skip_special: true,
+            speculate: Speculate::Off,
             cancel: Arc::default(),
         }
     }
@@ -88,6 +93,30 @@ impl Timings {
     }
 }
 
+/// The speculator that the options ask for.
+fn speculator(session: &Session<'_>, options: &Generate) -> Result<Option<Speculator>, EngineError> {
+    let Speculate::Head { depth } = options.speculate else { return Ok(None) };
+    if options.sampler.temperature != 0.0 {
+        return Err(EngineError::SpeculationNeedsGreedy);
+    }
+    if !session.engine.has_draft() {
+        return Err(EngineError::NoDraftHead);
+    }
+    if !(1..=Speculate::MAX_DEPTH).contains(&depth) {
+        let value = depth.to_string();
+        return Err(EngineError::BadOption { what: "the depth of speculation", value, allowed: "1 to 7" });
+    }
+    if !session.tokens().is_empty() {
+        let value = format!("a session of {} tokens", session.tokens().len());
+        return Err(EngineError::BadOption {
+            what: "the start of speculation",
+            value,
+            allowed: "an empty session",
+        });
+    }
+    Ok(Some(Speculator::new(depth)))
+}
+
 /// A generation in progress.
 pub struct Generation<'s, 'e> {
     session: &'s mut Session<'e>,
@@ -102,6 +131,9 @@ pub struct Generation<'s, 'e> {
     logits: Option<Vec<f32>>,
     /// Sampled, but not yet in the cache.
     pending: Option<u32>,
+    speculator: Option<Speculator>,
+    /// Tokens that a round of speculation has brought, and whether each is in the cache.
+    ready: VecDeque<(u32, bool)>,
     /// Pieces made when generation ended.
     tail: VecDeque<Piece>,
     finish: Option<Finish>,
@@ -120,8 +152,10 @@ impl<'s, 'e> Generation<'s, 'e> {
         }
         let sampler = Sampler::new(&options.sampler)?;
         let stops = StopStrings::new(options.stop.iter().cloned())?;
+        let mut speculator = speculator(session, options)?;
         let (started, before) = (Instant::now(), session.tokens().len());
-        let logits = session.append(prompt, &mut || !options.cancel.load(Ordering::Relaxed))?;
+        let keep_going = &mut || !options.cancel.load(Ordering::Relaxed);
+        let logits = session.append_with(prompt, keep_going, speculator.as_mut())?;
         // A cancelled prompt has been processed in part.
         let prompt_tokens = session.tokens().len() - before;
         let timings = Timings { prompt_tokens, prompt: started.elapsed(), ..Timings::default() };
@@ -137,6 +171,8 @@ impl<'s, 'e> Generation<'s, 'e> {
             finish: logits.is_none().then_some(Finish::Cancelled),
             logits,
             pending: None,
+            speculator,
+            ready: VecDeque::new(),
             tail: VecDeque::new(),
             timings,
         })
@@ -174,18 +210,15 @@ impl<'s, 'e> Generation<'s, 'e> {
             return Ok(self.end(Finish::MaxTokens));
         }
         let started = Instant::now();
-        if !self.step_pending()? {
+        if self.ready.is_empty() && !self.step_pending()? {
             return Ok(self.end(Finish::ContextFull));
         }
-        let Some(logits) = self.logits.take() else { return Ok(self.end(Finish::Cancelled)) };
-        let position = self.session.tokens().len();
-        let token = self.sampler.sample(logits, self.session.tokens());
-        let token = token.ok_or(EngineError::NotANumber { position })?;
+        let Some((token, in_cache)) = self.next_token()? else { return Ok(self.end(Finish::Cancelled)) };
         self.timings.generated_tokens += 1;
         if self.timings.generated_tokens > 1 {
             self.timings.generation += started.elapsed();
         }
-        self.pending = Some(token);
+        self.pending = (!in_cache).then_some(token);
         if self.end_tokens.contains(&token) && !self.ignore_end {
             // The end token joins the sequence, so that a continued conversation has it; a full context
             // cannot take it, and then nothing can follow either.
@@ -200,11 +233,53 @@ impl<'s, 'e> Generation<'s, 'e> {
         Ok(Some(Piece { token: Some(token), text: outcome.emit }))
     }
 
+    /// The token that comes next: from the last round of speculation, or sampled from the logits. `None`
+    /// when there are none, because the prompt was cancelled.
+    fn next_token(&mut self) -> Result<Option<(u32, bool)>, EngineError> {
+        if let Some(ready) = self.ready.pop_front() {
+            return Ok(Some(ready));
+        }
+        let Some(logits) = self.logits.take() else { return Ok(None) };
+        let position = self.session.tokens().len();
+        let token = self.sampler.sample(logits, self.session.tokens());
+        Ok(Some((token.ok_or(EngineError::NotANumber { position })?, false)))
+    }
+
+    /// How drafts fared so far.
+    pub fn acceptance(&self) -> Option<&Acceptance> {
+        self.speculator.as_ref().map(|s| &s.acceptance)
+    }
+
+    /// A round of speculation behind `token`.
+    fn speculate(&mut self, token: u32) -> Result<(), EngineError> {
+        let Some(speculator) = &mut self.speculator else { return Ok(()) };
+        let (sampler, end_tokens) = (&mut self.sampler, &self.end_tokens);
+        let ignore_end = self.ignore_end;
+        let limit = self.max_tokens.saturating_sub(self.timings.generated_tokens + 1);
+        let round = speculator.round(
+            self.session.engine,
+            self.session.id,
+            token,
+            limit,
+            &mut |logits, history| sampler.sample(logits.to_vec(), history),
+            &|t| !ignore_end && end_tokens.contains(&t),
+        )?;
+        self.ready = round.accepted.into_iter().map(|t| (t, true)).collect();
+        self.ready.extend(round.next.map(|t| (t, false)));
+        Ok(())
+    }
+
     /// Puts the last sampled token into the cache; false when the context is full.
     fn step_pending(&mut self) -> Result<bool, EngineError> {
         let Some(token) = self.pending else { return Ok(true) };
         if self.session.tokens().len() >= self.session.engine.context() {
             return Ok(false);
+        }
+        let ended = self.end_tokens.contains(&token) && !self.ignore_end;
+        if self.speculator.is_some() && !ended {
+            self.speculate(token)?;
+            self.pending = None;
+            return Ok(true);
         }
         self.logits = self.session.append(&[token], &mut || true)?;
         self.pending = None;

@@ -19,6 +19,7 @@
 //! ([`Session::generate`]). The engine owns pages and block tables; kernels, plans and model definitions live
 //! in the crates below, flags and servers above.
 
+mod draft;
 mod engine;
 mod error;
 mod generate;
@@ -27,6 +28,7 @@ mod pages;
 mod sampler;
 mod sequence;
 mod session;
+mod speculate;
 mod states;
 mod text;
 
@@ -40,4 +42,5 @@ pub use options::EngineOptions;
 pub use sampler::{Penalties, Sampler, SamplerOptions, Stage};
 pub use sequence::SequenceId;
 pub use session::Session;
+pub use speculate::{Acceptance, Speculate};
 pub use text::Text;

@@ -1,10 +1,13 @@
 //! How an engine is opened.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use minfer_runtime::{Device, DeviceKind, KvFormat};
+use minfer_graph::Bind;
+use minfer_runtime::{Device, DeviceKind, ExecutorOptions, KvFormat};
 
 use crate::error::EngineError;
+use crate::speculate::Speculate;
 
 /// How an engine is opened.
 #[derive(Clone)]
@@ -32,6 +35,8 @@ pub struct EngineOptions {
     pub checkpoint_every: usize,
     /// How many checkpoints there is memory for, over all sequences. The oldest give way.
     pub checkpoints: usize,
+    /// Open the model's draft head too, if it has one.
+    pub draft: bool,
 }
 
 impl EngineOptions {
@@ -52,6 +57,7 @@ impl EngineOptions {
             require: Vec::new(),
             checkpoint_every: 64,
             checkpoints: 32,
+            draft: false,
         }
     }
 }
@@ -59,7 +65,15 @@ impl EngineOptions {
 impl EngineOptions {
     /// Rows of the largest window of guesses that recurrent state has slots for.
     pub(crate) const fn max_window(&self) -> usize {
-        8
+        Speculate::MAX_DEPTH + 1
+    }
+
+    pub(crate) fn executor(&self) -> ExecutorOptions {
+        ExecutorOptions {
+            max: Bind { rows: self.max_rows, outs: self.max_outs },
+            wait_timeout: Duration::from_secs(60),
+            sync_copies: self.sync_copies,
+        }
     }
 
     pub(crate) fn check(&self, context: usize, allowed: usize) -> Result<(), EngineError> {

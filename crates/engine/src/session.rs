@@ -4,6 +4,7 @@ use crate::engine::{Chunk, Engine, Outs};
 use crate::error::EngineError;
 use crate::generate::{Generate, Generation};
 use crate::sequence::SequenceId;
+use crate::speculate::Speculator;
 use crate::text::Text;
 
 /// One sequence. Dropping the session releases it.
@@ -32,6 +33,16 @@ impl<'a> Session<'a> {
         tokens: &[u32],
         keep_going: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<f32>>, EngineError> {
+        self.append_with(tokens, keep_going, None)
+    }
+
+    /// As [`Session::append`], with the draft head following.
+    pub(crate) fn append_with(
+        &mut self,
+        tokens: &[u32],
+        keep_going: &mut dyn FnMut() -> bool,
+        mut speculator: Option<&mut Speculator>,
+    ) -> Result<Option<Vec<f32>>, EngineError> {
         self.engine.check_context(self.tokens().len(), tokens.len())?;
         let max_rows = self.engine.max_rows();
         let mut chunks = tokens.chunks(max_rows).peekable();
@@ -42,8 +53,12 @@ impl<'a> Session<'a> {
             let last = chunks.peek().is_none();
             let outs = if last { Outs::Last } else { Outs::None };
             let logits = self.engine.step(&[Chunk { sequence: self.id, tokens, outs, window: false }])?;
-            if last {
-                return Ok(Some(logits.row(0).to_vec()));
+            let logits = last.then(|| logits.row(0).to_vec());
+            if let Some(speculator) = &mut speculator {
+                speculator.follow(self.engine, self.id)?;
+            }
+            if logits.is_some() {
+                return Ok(logits);
             }
         }
         Err(EngineError::EmptyPrompt)

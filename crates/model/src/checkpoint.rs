@@ -12,6 +12,7 @@ use minfer_graph::{WeightDecl, WeightMap};
 use serde_json::Value as Json;
 
 use crate::error::ModelError;
+use crate::hyper::text_config;
 use crate::shapes::Shape;
 
 /// An opened model file, directory or shape.
@@ -85,7 +86,10 @@ impl Checkpoint {
     pub(crate) fn full_name(&self, names: Names, layer: Option<usize>, suffix: &str) -> String {
         let (gguf, hf) = names;
         let mut name = match (self.is_hf(), layer) {
-            (true, Some(i)) => format!("{}layers.{i}.{hf}", self.hf_prefix()),
+            (true, Some(i)) => match self.draft_layer(i) {
+                Some(d) => format!("mtp.layers.{d}.{hf}"),
+                None => format!("{}layers.{i}.{hf}", self.hf_prefix()),
+            },
             (true, None) => match hf.strip_prefix("model.") {
                 Some(stem) => format!("{}{stem}", self.hf_prefix()),
                 None => hf.to_string(),
@@ -98,6 +102,15 @@ impl Checkpoint {
             name.push_str(suffix);
         }
         name
+    }
+
+    /// Layers of a draft head follow the model's in number. In directories that keep the head under `mtp.`
+    /// they are counted from 0 there.
+    fn draft_layer(&self, layer: usize) -> Option<usize> {
+        let Checkpoint::Hf(d) = self else { return None };
+        let layers = text_config(d.config()).get("num_hidden_layers").and_then(Json::as_u64)?;
+        let draft = layer.checked_sub(usize::try_from(layers).ok()?)?;
+        d.tensor("mtp.fc_hidden.weight").map(|_| draft)
     }
 
     /// What the decoder's tensors are called below in Hugging Face directories: models that also see

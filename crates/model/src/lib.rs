@@ -41,6 +41,25 @@ pub trait Model: Send + Sync {
     /// A missing tensor or a wrong shape, by name.
     fn graph(&self, checkpoint: &Checkpoint, page_table: usize) -> Result<Graph, ModelError>;
 
+    /// The same graph with a second output, what a draft head continues from: `streams` f32 `[rows, width]`.
+    ///
+    /// # Errors
+    /// As [`Model::graph`].
+    fn graph_with_streams(&self, checkpoint: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        self.graph(checkpoint, page_table)
+    }
+
+    /// The graph of the model's own draft head, if the checkpoint has one. Inputs: those of a model without
+    /// recurrent state, where row `t` has the token *after* position `t`, and `streams` f32 `[rows, width]`:
+    /// the model's for committed rows, the head's own for drafts of drafts. Outputs: `logits` f32
+    /// `[outs, vocab]` for the token after that, and `streams` f32 `[outs, width]`.
+    ///
+    /// # Errors
+    /// As [`Model::graph`].
+    fn draft_graph(&self, _checkpoint: &Checkpoint, _page_table: usize) -> Result<Option<Graph>, ModelError> {
+        Ok(None)
+    }
+
     /// How tokens become rows of the model's n-gram table, if it has one.
     fn ngram(&self) -> Option<&Ngram> {
         None

@@ -5,6 +5,7 @@
 //! llama.cpp writes them, where norm weights have their one added, decay rates are `-exp(A_log)`, and value
 //! heads are in tiled order.
 
+mod draft;
 mod sizes;
 
 use std::sync::Arc;
@@ -124,6 +125,21 @@ impl Model for Qwen4Exp {
     }
 
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        self.trunk(ck, page_table, false)
+    }
+
+    fn graph_with_streams(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        self.trunk(ck, page_table, true)
+    }
+
+    fn draft_graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Option<Graph>, ModelError> {
+        draft::graph(self, ck, page_table)
+    }
+}
+
+impl Qwen4Exp {
+    /// The decoder; with `streams`, its residual streams of all rows are a result too.
+    fn trunk(&self, ck: &Checkpoint, page_table: usize, streams: bool) -> Result<Graph, ModelError> {
         let (mut step, mut h) = Step::start(ck, self, page_table)?;
         for layer in 0..self.hyper.layers {
             step.enter(layer);
@@ -137,7 +153,11 @@ impl Model for Qwen4Exp {
             let y = step.moe(x)?;
             h = step.write(h, y, &FFN_MIXER, inject)?;
         }
-        step.finish(h)
+        if streams {
+            step.b.output("streams", h);
+        }
+        let h = step.b.gather_rows(h, step.out_rows);
+        step.finish(h, &OUTPUT_MIXER)
     }
 }
 
@@ -165,23 +185,38 @@ impl<'a> Step<'a> {
         m: &'a Qwen4Exp,
         page_table: usize,
     ) -> Result<(Step<'a>, ValueId), ModelError> {
+        let (mut step, x) = Step::inputs(ck, m, page_table)?;
+        let mut per_row = |name| step.b.input(name, ValueType::i32(Dim::Rows, []));
+        step.state = [per_row("state_from"), per_row("state_to")];
+        let rows = |p: Ple| step.b.input("ngram_rows", ValueType::i32(Dim::Rows, [p.heads]));
+        step.ngram_rows = m.sizes.ple.map(rows);
+        let streams = Streams { n: m.sizes.streams, scale: 1.0 };
+        let x = step.b.streams(Op::Repeat, streams, &[x], "streams");
+        Ok((step, x))
+    }
+
+    /// The inputs that the model and its draft head share; returns the embedded tokens `[rows, hidden]`.
+    fn inputs(
+        ck: &'a Checkpoint,
+        m: &'a Qwen4Exp,
+        page_table: usize,
+    ) -> Result<(Step<'a>, ValueId), ModelError> {
         let (mut b, h) = (GraphBuilder::new(), &m.hyper);
         let mut per_row = |name| b.input(name, ValueType::i32(Dim::Rows, []));
         let (tokens, positions) = (per_row("tokens"), per_row("positions"));
         let (slots, table_at) = (per_row("slots"), per_row("table_at"));
-        let state = [per_row("state_from"), per_row("state_to")];
-        let ngram_rows = m.sizes.ple.map(|p| b.input("ngram_rows", ValueType::i32(Dim::Rows, [p.heads])));
         let pages = b.input("pages", ValueType::i32(Dim::Const(page_table), []));
         let out_rows = b.input("out_rows", ValueType::i32(Dim::Outs, []));
         let embedding = b.weight(ck.weight(EMBED, None, "weight", &[h.vocab, h.hidden])?);
         let x = b.embed(tokens, embedding);
-        let streams = Streams { n: m.sizes.streams, scale: 1.0 };
-        let x = b.streams(Op::Repeat, streams, &[x], "streams");
         let table = rope::table(h.rope_theta, h.rope_dims, &h.scaling);
         let inv_freq = table.inv_freq.clone();
         let rope = b.rope_table(positions, table);
         let tables = [positions, table_at, pages];
-        Ok((Step { b, ck, m, layer: None, slots, tables, state, ngram_rows, out_rows, rope, inv_freq }, x))
+        // The draft head has no recurrent state; `start` puts the real inputs here.
+        let state = [slots, slots];
+        let (layer, ngram_rows) = (None, None);
+        Ok((Step { b, ck, m, layer, slots, tables, state, ngram_rows, out_rows, rope, inv_freq }, x))
     }
 
     fn enter(&mut self, layer: usize) {
@@ -390,12 +425,11 @@ impl<'a> Step<'a> {
         Ok(self.b.add(h, added))
     }
 
-    /// The rows whose logits are wanted go through the last read and the head.
-    fn finish(mut self, h: ValueId) -> Result<Graph, ModelError> {
+    /// The last read of the wanted rows' streams, and the head.
+    fn finish(mut self, h: ValueId, mixer: &Mixer) -> Result<Graph, ModelError> {
         self.layer = None;
         self.b.set_layer(None);
-        let h = self.b.gather_rows(h, self.out_rows);
-        let (x, _) = self.read(h, &OUTPUT_MIXER)?;
+        let (x, _) = self.read(h, mixer)?;
         let logits = self.linear(x, OUTPUT, [self.m.hyper.vocab, self.m.hyper.hidden], "logits")?;
         self.b.output("logits", logits);
         self.b.finish().map_err(|source| ModelError::Graph { source_name: self.ck.name(), source })

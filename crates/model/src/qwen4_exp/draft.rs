@@ -1,0 +1,59 @@
+//! The model's own draft head (multi-token prediction, DeepSeek-V3 2024): one attention layer that continues
+//! the residual streams of position `t`, given the token after it, to predict the one after that.
+//!
+//! Alignment and the norm over the whole width of the streams are MTPLX's and vLLM's. GGUF files, which pack
+//! two of its matrices into one, are not read yet.
+
+use minfer_graph::{Dim, Graph, Norm, Op, Streams, ValueId, ValueType};
+
+use super::{ATTN_MIXER, FFN_MIXER, Mixer, Qwen4Exp, Step};
+use crate::checkpoint::{Checkpoint, Names};
+use crate::error::ModelError;
+
+const MIXER: Mixer = Mixer {
+    norm: ("", "mtp.hyper_connection_mixer.hc_norm"),
+    down: ("", "mtp.hyper_connection_mixer.input_mix_weight_down"),
+    up: ("", "mtp.hyper_connection_mixer.input_mix_weight_up"),
+    inject: ("", ""),
+};
+const NORM_HIDDEN: Names = ("", "mtp.pre_fc_norm_hidden");
+const NORM_EMBEDDING: Names = ("", "mtp.pre_fc_norm_embedding");
+const FC_HIDDEN: Names = ("", "mtp.fc_hidden");
+const FC_EMBEDDING: Names = ("", "mtp.fc_embedding");
+
+pub(super) fn graph(m: &Qwen4Exp, ck: &Checkpoint, page_table: usize) -> Result<Option<Graph>, ModelError> {
+    if !ck.is_hf() || !ck.has(FC_HIDDEN, None, "weight")? {
+        return Ok(None);
+    }
+    let (mut step, embedded) = Step::inputs(ck, m, page_table)?;
+    let width = m.sizes.streams * m.hyper.hidden;
+    let streams = step.b.input("streams", ValueType::f32(Dim::Rows, [width]));
+    let mut h = step.join(embedded, streams)?;
+    step.enter(m.hyper.layers);
+    let (x, inject) = step.read(h, &ATTN_MIXER)?;
+    let y = step.attention(x)?;
+    h = step.write(h, y, &ATTN_MIXER, inject)?;
+    let (x, inject) = step.read(h, &FFN_MIXER)?;
+    let y = step.moe(x)?;
+    h = step.write(h, y, &FFN_MIXER, inject)?;
+    let h = step.b.gather_rows(h, step.out_rows);
+    step.b.output("streams", h);
+    step.finish(h, &MIXER).map(Some)
+}
+
+impl Step<'_> {
+    /// `W_h a_s + W_e e` for each stream `s`: `a` is the normed streams, `e` the normed embedding of the token.
+    fn join(&mut self, embedded: ValueId, streams: ValueId) -> Result<ValueId, ModelError> {
+        let (n, hidden, eps) = (self.m.sizes.streams, self.m.hyper.hidden, self.m.hyper.norm_eps);
+        let norm = self.centred(NORM_HIDDEN, n * hidden)?;
+        let a = self.b.grouped_norm(streams, norm, Norm { eps, group: n * hidden });
+        let a = self.b.reshape(a, &[n, hidden]);
+        let a = self.linear(a, FC_HIDDEN, [hidden, hidden], "draft_hidden")?;
+        let a = self.b.reshape(a, &[n * hidden]);
+        let norm = self.centred(NORM_EMBEDDING, hidden)?;
+        let e = self.b.rms_norm(embedded, norm, eps);
+        let e = self.linear(e, FC_EMBEDDING, [hidden, hidden], "draft_embedding")?;
+        let e = self.b.streams(Op::Repeat, Streams { n, scale: 1.0 }, &[e], "draft_embedding");
+        Ok(self.b.add(a, e))
+    }
+}
