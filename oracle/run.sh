@@ -15,3 +15,5 @@ one qwen2 qwen2
 one qwen3 qwen3
 one qwen3_moe qwen3_moe
 one qwen4_exp qwen4_exp
+"$python" gen_qwen4_exp_mtp.py --out "$full/qwen4_exp"
+cp "$full"/qwen4_exp/{mtp_hf,golden_mtp}.safetensors ../tests-data/oracle/qwen4_exp/

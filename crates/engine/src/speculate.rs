@@ -45,6 +45,9 @@ impl Acceptance {
     }
 }
 
+/// Picks the next token from a row of logits, given the tokens before it; `None` if no logit is a number.
+pub(crate) type Choose<'a> = &'a mut dyn FnMut(&[f32], &[u32]) -> Option<u32>;
+
 /// What a round of speculation brought.
 pub(crate) struct Round {
     /// Accepted drafts, now in the cache behind the token that the round began with.
@@ -91,15 +94,15 @@ impl Speculator {
         Ok(())
     }
 
-    /// One round: `token` was chosen and is not in the cache. `choose` picks from a row of logits, given the
-    /// tokens before; `ends` says whether a token ends the text; at most `limit` drafts are made.
+    /// One round: `token` was chosen and is not in the cache. `ends` says whether a token ends the text; at
+    /// most `limit` drafts are made.
     pub(crate) fn round(
         &mut self,
         engine: &mut Engine,
         id: SequenceId,
         token: u32,
         limit: usize,
-        choose: &mut dyn FnMut(&[f32], &[u32]) -> Option<u32>,
+        choose: Choose<'_>,
         ends: &dyn Fn(u32) -> bool,
     ) -> Result<Round, EngineError> {
         let len = engine.tokens(id)?.len();
