@@ -15,6 +15,10 @@ use crate::block::BlockType;
 pub enum Error {
     #[error("{}: {source}", file.display())]
     Io { file: PathBuf, source: io::Error },
+    #[error("row {row} of a table of {rows} rows")]
+    TableRow { row: i64, rows: usize },
+    #[error("table rows of {width} numbers are not whole {ty} blocks")]
+    TableRows { ty: &'static str, width: usize },
     #[error("{} is {found}, not a regular file", file.display())]
     NotAFile { file: PathBuf, found: &'static str },
     #[error("{} is empty (0 bytes); download or copy it again", file.display())]

@@ -16,6 +16,7 @@ pub mod gguf;
 pub mod hf;
 pub mod limits;
 pub mod synth;
+pub mod table;
 
 pub use block::BlockType;
 pub use bytes::TensorBytes;

@@ -117,6 +117,13 @@ impl Gguf {
             .ok_or_else(|| Error::MissingTensor { file: self.path.clone(), tensor: shown(name) })
     }
 
+    /// Where a tensor lies on disk: the file and its first byte there. `None` for a model in memory.
+    pub fn location(&self, name: &str) -> Option<(&Path, u64)> {
+        let tensor = self.tensor(name)?;
+        let file = &self.parts[tensor.part as usize].file;
+        file.is_file().then_some((file.as_path(), tensor.start as u64))
+    }
+
     /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path

@@ -127,6 +127,11 @@ impl HfDir {
         self.shard(name)?.raw(name)
     }
 
+    /// Where a tensor lies on disk: the file and its first byte there.
+    pub fn location(&self, name: &str) -> Option<(&Path, u64)> {
+        self.find(name)?.0.location(name)
+    }
+
     /// Bytes of all weight files together.
     pub fn file_bytes(&self) -> u64 {
         self.shards.iter().map(Safetensors::file_bytes).sum()

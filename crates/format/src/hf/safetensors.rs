@@ -102,6 +102,12 @@ impl Safetensors {
             .ok_or_else(|| Error::MissingTensor { file: self.path.clone(), tensor: shown(name) })
     }
 
+    /// Where a tensor lies on disk: the file and its first byte there. `None` for a file in memory.
+    pub fn location(&self, name: &str) -> Option<(&Path, u64)> {
+        let tensor = self.tensor(name)?;
+        self.path.is_file().then_some((self.path.as_path(), tensor.range.start as u64))
+    }
+
     /// The bytes of a weight, and how its numbers are stored. Other dtypes than F32, F16 and BF16 are refused.
     pub fn weight(&self, name: &str) -> Result<(BlockType, TensorBytes), Error> {
         let bytes = self.raw(name)?;
