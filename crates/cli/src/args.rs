@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use minfer_engine::KvFormat;
 
+use crate::speculation::Speculation;
+
 const EXAMPLES: &str = "\
 Examples:
   minfer run \"What is 27 + 58?\"                    ask the built-in model
@@ -104,6 +106,10 @@ pub(crate) struct RunArgs {
     /// Threads; default: one per physical core
     #[arg(short, long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
+    /// Draft tokens ahead with the model's own draft head, and verify them together: off, auto (where the
+    /// model has one and decoding is greedy) or mtp[:DEPTH]. The text stays the same
+    #[arg(long, value_name = "HOW", default_value = "off", value_parser = Speculation::parse)]
+    pub(crate) speculate: Speculation,
     /// Write the placed graph of one step to FILE.dot or FILE.json
     #[arg(long, value_name = "FILE")]
     pub(crate) dump_graph: Option<PathBuf>,
@@ -157,6 +163,9 @@ pub(crate) struct InfoArgs {
     /// A well-known shape with a type instead of a file, such as qwen3-0.6b:q4_0
     #[arg(long, value_name = "NAME:TYPE", conflicts_with = "model")]
     pub(crate) shape: Option<String>,
+    /// Tokens for which the sizes of state are told; default: the model's context, at most 4096
+    #[arg(long, visible_alias = "ctx", value_name = "N", value_parser = positive)]
+    pub(crate) context: Option<usize>,
     /// List every tensor
     #[arg(long)]
     pub(crate) tensors: bool,
@@ -219,6 +228,9 @@ pub(crate) struct BenchArgs {
     /// Format of the cached keys and values
     #[arg(long, value_enum, default_value_t = Kv::F16)]
     pub(crate) kv: Kv,
+    /// Generate with the model's draft head: off, auto or mtp[:DEPTH], as in run. Only with one sequence (-b 1)
+    #[arg(long, value_name = "HOW", default_value = "off", value_parser = Speculation::parse)]
+    pub(crate) speculate: Speculation,
     /// Form of the results
     #[arg(short, long, value_enum, default_value_t = BenchOutput::Md)]
     pub(crate) output: BenchOutput,

@@ -35,6 +35,8 @@ pub(crate) enum Failure {
     StdinTooLong { limit: u64 },
     #[error("token {id} of --logit-bias is outside the model's vocabulary of {vocab}")]
     BiasOutOfRange { id: u32, vocab: usize },
+    #[error("the model has no draft head, which --speculate mtp needs; use --speculate auto or leave it out")]
+    NoDraftHead,
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot write to stdout: {0}")]
@@ -125,5 +127,6 @@ mod tests {
         assert_eq!(Failure::Engine(EngineError::Backend(BackendError::NoCpu)).exit_code(), 2);
         assert_eq!(Failure::Engine(EngineError::EmptyPrompt).exit_code(), 1);
         assert_eq!(Failure::NoSuchFile(PathBuf::new()).exit_code(), 1);
+        assert_eq!(Failure::NoDraftHead.exit_code(), 1);
     }
 }

@@ -20,6 +20,7 @@ mod info;
 mod loading;
 mod model;
 mod run;
+mod speculation;
 mod units;
 mod weights;
 

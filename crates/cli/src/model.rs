@@ -1,7 +1,8 @@
-//! Which model a command works on, and opening it (headers only; weights load later).
+//! Which model a command works on, opening it (headers only; weights load later), and the context that it gets.
 
 use std::path::{Path, PathBuf};
 
+use minfer_engine::{EngineError, EngineOptions, Hyper};
 use minfer_model::{Checkpoint, Shape};
 
 use crate::builtin;
@@ -52,6 +53,17 @@ impl Source {
             },
             Source::Shape(text) => text.clone(),
         }
+    }
+}
+
+/// What the engine would choose or refuse, before weights are loaded for it.
+pub(crate) fn context_size(asked: Option<usize>, hyper: &Hyper) -> Result<usize, EngineError> {
+    match asked {
+        Some(asked) if asked > hyper.context => {
+            Err(EngineError::ContextTooLong { asked, allowed: hyper.context })
+        }
+        Some(asked) => Ok(asked),
+        None => Ok(hyper.context.min(EngineOptions::DEFAULT_CONTEXT)),
     }
 }
 

@@ -58,6 +58,24 @@ fn info_as_json() {
     assert_eq!(embedding["shape"], serde_json::json!([8192, 512]));
 }
 
+/// The sizes of state follow `--context`, which ends where the model's does.
+#[test]
+fn info_about_structure() {
+    let info = json_of(&["info", "--json", "--context", "100"]);
+    assert_eq!(info["layer_kinds"], serde_json::json!([{ "kind": "attention", "layers": 8 }]));
+    assert_eq!((&info["draft_head"], &info["ngram_table"]), (&false.into(), &Json::Null));
+    let memory = &info["memory"];
+    assert_eq!((&memory["context"], &memory["recurrent_bytes_per_sequence"]), (&100.into(), &0.into()));
+    assert_eq!(memory["kv_bytes_at_context"]["f16"], 4096 * 2 * 100);
+    assert_eq!(memory["default_context"], 2048);
+    let text = stdout_of(&["info", "--ctx", "100"]);
+    for part in ["layer kinds   8 attention\n", "draft head    no\n", " at 100 tokens\n"] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    let error = "Error: a context of 5000 tokens (--ctx) exceeds the 2048 that this model was made for";
+    common::refused(&["info", "--context", "5000"], 1, error);
+}
+
 #[test]
 fn info_of_a_shape() {
     let info = json_of(&["info", "--json", "--shape", "qwen3-0.6b:q4_0"]);
@@ -143,7 +161,7 @@ fn help() {
         (&["--help"][..], &["Examples:", "run", "info", "backends", "bench"][..]),
         (&["run", "--help"], &["--backend", "[default: 0]", "--raw", "Examples:", "built-in"]),
         (&["bench", "--help"], &["[default: 512]", "[default: 128]", "--shape", "Examples:"]),
-        (&["info", "--help"], &["--tensors", "--json"]),
+        (&["info", "--help"], &["--tensors", "--json", "--context"]),
     ] {
         let text = stdout_of(args);
         for part in parts {

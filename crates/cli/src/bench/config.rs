@@ -7,6 +7,7 @@ use crate::args::{BenchArgs, BenchOutput};
 use crate::config::Backends;
 use crate::error::Failure;
 use crate::model::Source;
+use crate::speculation::Speculation;
 
 pub(crate) struct BenchConfig {
     pub(crate) backends: Backends,
@@ -15,6 +16,7 @@ pub(crate) struct BenchConfig {
     pub(crate) tests: Vec<Test>,
     pub(crate) repetitions: usize,
     pub(crate) kv: KvFormat,
+    pub(crate) speculation: Speculation,
     pub(crate) output: BenchOutput,
 }
 
@@ -63,6 +65,10 @@ impl BenchConfig {
         if tests.is_empty() {
             return Err(Failure::Usage("nothing to measure: -p and -n are both 0".to_string()));
         }
+        if args.speculate != Speculation::Off && tests.iter().any(|t| t.batch > 1) {
+            let why = "--speculate measures one sequence at a time: leave out --batch, or set it to 1";
+            return Err(Failure::Usage(why.to_string()));
+        }
         let default = || vec![minfer_cpu::pool::default_threads()];
         Ok(BenchConfig {
             backends,
@@ -71,6 +77,7 @@ impl BenchConfig {
             tests,
             repetitions: args.repetitions,
             kv: args.kv.into(),
+            speculation: args.speculate,
             output: args.output,
         })
     }

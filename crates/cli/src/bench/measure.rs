@@ -6,19 +6,28 @@ use std::time::Instant;
 use minfer_engine::{Chunk, Engine, EngineError, Outs, SequenceId};
 
 use super::config::{Phase, Test};
+use super::speculate::Speculated;
 
 /// Steps of the generation's warm-up: every weight has been read and every plan been built after one.
 const WARM_UP_STEPS: usize = 8;
 
-/// Tokens per second of each repetition, all sequences together, after a warm-up that does not count.
+/// What a test gave.
+pub(crate) struct Measured {
+    /// Tokens per second of each repetition, all sequences together.
+    pub(crate) samples: Vec<f64>,
+    /// For generation with drafts.
+    pub(crate) speculated: Option<Speculated>,
+}
+
+/// Times each repetition after a warm-up that does not count.
 /// `done` is called after each, warm-up included.
 pub(crate) fn measure(
     engine: &mut Engine,
     test: &Test,
     repetitions: usize,
     done: &mut dyn FnMut(),
-) -> Result<Vec<f64>, EngineError> {
-    let mut tokens = Tokens { state: 42, vocab: engine.hyper().vocab as u64 };
+) -> Result<Measured, EngineError> {
+    let mut tokens = Tokens::new(engine.hyper().vocab);
     let ids: Vec<SequenceId> = (0..test.batch).map(|_| engine.new_sequence()).collect();
     if test.depth > 0 {
         extend(engine, &ids, test.depth, &mut tokens)?;
@@ -40,7 +49,7 @@ pub(crate) fn measure(
         done();
     }
     ids.iter().try_for_each(|&id| engine.release(id))?;
-    Ok(samples)
+    Ok(Measured { samples, speculated: None })
 }
 
 /// Back to `depth`; a model with recurrent state may have to come from an earlier checkpoint.
@@ -99,13 +108,18 @@ fn extend(
 }
 
 /// Random token ids: SplitMix64 (Steele, Lea and Flood 2014), the same in every run.
-struct Tokens {
+pub(crate) struct Tokens {
     state: u64,
     vocab: u64,
 }
 
 impl Tokens {
-    fn take(&mut self, n: usize) -> Vec<u32> {
+    /// Ids below `vocab`.
+    pub(crate) fn new(vocab: usize) -> Tokens {
+        Tokens { state: 42, vocab: vocab as u64 }
+    }
+
+    pub(crate) fn take(&mut self, n: usize) -> Vec<u32> {
         (0..n).map(|_| (self.next() % self.vocab.max(1)) as u32).collect()
     }
 
@@ -123,7 +137,7 @@ mod tests {
 
     #[test]
     fn tokens_are_in_range_and_repeatable() {
-        let take = || Tokens { state: 42, vocab: 100 }.take(1000);
+        let take = || Tokens::new(100).take(1000);
         assert_eq!(take(), take());
         assert!(take().iter().all(|&t| t < 100));
         assert!(take().iter().any(|&t| t > 90) && take().iter().any(|&t| t < 10));

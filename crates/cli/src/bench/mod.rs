@@ -1,23 +1,26 @@
 //! `minfer bench`: the speed of prompts and of generation, in every combination asked for.
 //!
 //! [`config`] turns flags into a list of tests, [`measure`] times one, [`report`] prints results. Tokens are
-//! random with a fixed seed: speed does not depend on what they say. Weights load once per thread count.
+//! random with a fixed seed: speed does not depend on what they say, except with drafts ([`speculate`]).
+//! Weights load once per thread count.
 
 mod config;
 mod measure;
 mod report;
+mod speculate;
 
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use minfer_engine::{Engine, EngineOptions};
+use minfer_engine::{Checkpoint, Engine, EngineOptions, Text};
 use minfer_runtime::Device;
 
 use crate::Context;
 use crate::args::BenchArgs;
 use crate::error::Failure;
 use crate::loading::open_engine;
-use config::BenchConfig;
+use crate::speculation::Speculation;
+use config::{BenchConfig, Phase, Test};
 use report::{Report, Row};
 
 /// Rows of a step in which prompts are processed.
@@ -33,18 +36,41 @@ pub(crate) fn bench(args: BenchArgs, context: &Context) -> Result<(), Failure> {
         .collect::<Result<Vec<_>, Failure>>()?;
     let model = config.model.open()?;
     config.model.announce();
+    let drafting = Drafting::new(&config, &model)?;
     let bar = progress_bar(&config);
-    let mut report = Report::new(config.output);
+    let mut report = Report::new(config.output, drafting.is_some());
     for (threads, devices) in machines {
-        let mut engine = open_engine(&model, options(&config, devices))?;
-        run_tests(&config, threads, &mut engine, &bar, &mut report)?;
+        let mut engine = open_engine(&model, options(&config, drafting.as_ref(), devices))?;
+        run_tests(&config, drafting.as_ref(), threads, &mut engine, &bar, &mut report)?;
     }
     bar.finish_and_clear();
     report.finish()
 }
 
+/// What generation with the model's draft head needs.
+struct Drafting {
+    /// Tokens ahead.
+    depth: usize,
+    text: Text,
+}
+
+impl Drafting {
+    /// `None` if drafts are not asked for, or `auto` found no head.
+    fn new(config: &BenchConfig, model: &Checkpoint) -> Result<Option<Drafting>, Failure> {
+        if config.speculation == Speculation::Off {
+            return Ok(None);
+        }
+        let loaded = minfer_model::load(model)?;
+        match config.speculation.choose(true, &*loaded, model)?.depth() {
+            Some(depth) => Ok(Some(Drafting { depth, text: Text::open(model)? })),
+            None => Ok(None),
+        }
+    }
+}
+
 fn run_tests(
     config: &BenchConfig,
+    drafting: Option<&Drafting>,
     threads: usize,
     engine: &mut Engine,
     bar: &ProgressBar,
@@ -52,23 +78,37 @@ fn run_tests(
 ) -> Result<(), Failure> {
     for test in &config.tests {
         bar.set_message(format!("{} with {threads} threads", test.label()));
-        let samples = measure::measure(engine, test, config.repetitions, &mut || bar.inc(1))?;
-        let row = Row::new(config, test, threads, engine, samples);
+        let (repetitions, done) = (config.repetitions, &mut || bar.inc(1));
+        let measured = match drafting.filter(|_| test.phase == Phase::Generate) {
+            Some(d) => speculate::measure(engine, &d.text, test, d.depth, repetitions, done)?,
+            None => measure::measure(engine, test, repetitions, done)?,
+        };
+        let row = Row::new(config, test, threads, engine, measured);
         bar.suspend(|| report.add(row))?;
     }
     Ok(())
 }
 
-fn options(config: &BenchConfig, devices: Vec<Arc<dyn Device>>) -> EngineOptions {
+fn options(
+    config: &BenchConfig,
+    drafting: Option<&Drafting>,
+    devices: Vec<Arc<dyn Device>>,
+) -> EngineOptions {
     let batch = config.tests.iter().map(|t| t.batch).max().unwrap_or(1);
+    let before = |t: &Test| match drafting {
+        Some(_) if t.phase == Phase::Generate => speculate::prompt_len(t),
+        _ => t.depth,
+    };
     EngineOptions {
-        context: config.tests.iter().map(|t| t.depth + t.tokens).max(),
+        context: config.tests.iter().map(|t| before(t) + t.tokens).max(),
         sequences: batch,
         max_rows: MAX_ROWS.max(batch),
-        max_outs: batch,
+        // A window of drafts begins with the token before them.
+        max_outs: batch.max(drafting.map_or(0, |d| d.depth + 1)),
         kv_format: config.kv,
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
+        draft: drafting.is_some(),
         ..EngineOptions::new(devices)
     }
 }

@@ -7,9 +7,11 @@ use minfer_engine::Engine;
 use serde::Serialize;
 
 use super::config::{BenchConfig, Phase, Test};
+use super::measure::Measured;
+use super::speculate::Speculated;
 use crate::args::BenchOutput;
 use crate::error::Failure;
-use crate::{units, weights};
+use crate::{speculation, units, weights};
 
 /// One test's result. The names are the JSON's.
 #[derive(Serialize)]
@@ -34,9 +36,30 @@ pub(crate) struct Row {
     model_bytes: u64,
     /// Generation only: 1e9 bytes of weights read per second, in the device's layout.
     weight_gbps: Option<f64>,
+    /// Generation with the model's draft head only.
+    speculate: Option<Drafts>,
     build: String,
     #[serde(skip)]
     label: String,
+}
+
+/// How drafts of a repetition fared, first draft first.
+#[derive(Serialize)]
+struct Drafts {
+    /// Tokens ahead.
+    depth: usize,
+    drafted: Vec<u64>,
+    accepted: Vec<u64>,
+    #[serde(skip)]
+    kept: String,
+}
+
+impl Drafts {
+    fn new(speculated: Speculated) -> Drafts {
+        let Speculated { depth, acceptance } = speculated;
+        let kept = speculation::kept(&acceptance);
+        Drafts { depth, drafted: acceptance.drafted, accepted: acceptance.accepted, kept }
+    }
 }
 
 impl Row {
@@ -45,19 +68,24 @@ impl Row {
         test: &Test,
         threads: usize,
         engine: &Engine,
-        samples: Vec<f64>,
+        measured: Measured,
     ) -> Row {
         let placed = engine.placed();
         let devices: BTreeSet<_> = placed.splits.iter().map(|s| placed.devices[s.device].id()).collect();
         let devices: Vec<_> = devices.iter().map(ToString::to_string).collect();
+        let Measured { samples, speculated } = measured;
         let (mean, stddev) = mean_and_deviation(&samples);
         let (prompt, generate, weight_gbps) = match test.phase {
             Phase::Prompt => (test.tokens, 0, None),
+            // With drafts a step makes one token or several, so there is no number.
+            Phase::Generate if speculated.is_some() => (0, test.tokens, None),
             Phase::Generate => {
                 let read = weights::read_per_step(placed, engine.hyper(), test.batch);
                 (0, test.tokens, read.map(|bytes| bytes * mean / test.batch as f64 / 1e9))
             }
         };
+        let ahead = speculated.as_ref().map_or_else(String::new, |s| format!(" mtp:{}", s.depth));
+        let label = format!("{}{ahead}", test.label());
         Row {
             model: config.model.label(),
             test: test.name(),
@@ -74,14 +102,17 @@ impl Row {
             samples,
             model_bytes: weights::encoded(&placed.graph),
             weight_gbps,
+            speculate: speculated.map(Drafts::new),
             build: build(),
-            label: test.label(),
+            label,
         }
     }
 
-    fn markdown(&self) -> String {
+    /// A line of the table; `drafts`: with the column of drafts.
+    fn markdown(&self, drafts: bool) -> String {
+        let kept = self.speculate.as_ref().map_or("", |d| &d.kept);
         format!(
-            "| {} | {} | {} | {} | {} | {} | {:.2} ± {:.2} | {} |\n",
+            "| {} | {} | {} | {} | {} | {} | {:.2} ± {:.2} | {} |{}\n",
             self.model,
             units::bytes(self.model_bytes),
             self.device,
@@ -91,14 +122,22 @@ impl Row {
             self.tokens_per_second,
             self.stddev,
             self.weight_gbps.map_or_else(String::new, |g| format!("{g:.1}")),
+            if drafts { format!(" {kept} |") } else { String::new() },
         )
     }
 }
 
-const HEADER: &str = "\
-| model | size | device | threads | kv | test | tok/s | weights GB/s |
-| ----- | ---: | ------ | ------: | -- | ---: | ----: | -----------: |
-";
+const HEADER: [&str; 2] = [
+    "| model | size | device | threads | kv | test | tok/s | weights GB/s |",
+    "| ----- | ---: | ------ | ------: | -- | ---: | ----: | -----------: |",
+];
+/// What drafts add to it.
+const DRAFTS_HEADER: [&str; 2] = [" drafts kept |", " ----------- |"];
+
+fn header(drafts: bool) -> String {
+    let lines = HEADER.iter().zip(DRAFTS_HEADER);
+    lines.map(|(line, more)| format!("{line}{}\n", if drafts { more } else { "" })).collect()
+}
 
 /// Version, and whether the numbers mean anything.
 fn build() -> String {
@@ -116,22 +155,24 @@ fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
 /// Where rows go.
 pub(crate) struct Report {
     output: BenchOutput,
+    /// Whether the table has a column of drafts.
+    drafts: bool,
     rows: Vec<Row>,
 }
 
 impl Report {
-    pub(crate) fn new(output: BenchOutput) -> Report {
+    pub(crate) fn new(output: BenchOutput, drafts: bool) -> Report {
         if cfg!(debug_assertions) {
             crate::note(format_args!("this is a debug build: measure with a release build"));
         }
-        Report { output, rows: Vec::new() }
+        Report { output, drafts, rows: Vec::new() }
     }
 
     /// Takes a result. The table starts with the first, so that a model that does not load leaves none.
     pub(crate) fn add(&mut self, row: Row) -> Result<(), Failure> {
         if self.output == BenchOutput::Md {
-            let header = if self.rows.is_empty() { HEADER } else { "" };
-            print(&format!("{header}{}", row.markdown()))?;
+            let header = if self.rows.is_empty() { header(self.drafts) } else { String::new() };
+            print(&format!("{header}{}", row.markdown(self.drafts)))?;
         }
         self.rows.push(row);
         Ok(())

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use minfer_engine::{Checkpoint, EngineError, EngineOptions, Hyper, KvFormat, Text, cpu_devices};
+use minfer_engine::{Checkpoint, EngineError, Hyper, KvFormat, Text, cpu_devices};
 use minfer_graph::{Graph, WeightDecl};
 use serde::Serialize;
 
 use crate::error::Failure;
-use crate::units;
+use crate::info::structure::{self, LayerKind, NgramTable};
+use crate::model::context_size;
+use crate::{speculation, units};
 
 #[derive(Serialize)]
 pub(super) struct Info {
@@ -17,6 +19,11 @@ pub(super) struct Info {
     /// The name that the file gives the model.
     pub(super) name: Option<String>,
     pub(super) sizes: Sizes,
+    /// By how they mix tokens, most layers first.
+    pub(super) layer_kinds: Vec<LayerKind>,
+    /// Whether the model can draft for itself.
+    pub(super) draft_head: bool,
+    pub(super) ngram_table: Option<NgramTable>,
     pub(super) parameters: u64,
     /// By type, most bytes first.
     pub(super) tensor_types: Vec<TypeUse>,
@@ -77,6 +84,11 @@ pub(super) struct MemoryUse {
     pub(super) kv_bytes_per_token: KvBytes,
     pub(super) default_context: usize,
     pub(super) kv_bytes_at_default_context: KvBytes,
+    /// Of a sequence, whatever its length.
+    pub(super) recurrent_bytes_per_sequence: u64,
+    /// The one asked for, else the default.
+    pub(super) context: usize,
+    pub(super) kv_bytes_at_context: KvBytes,
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -96,9 +108,15 @@ pub(super) struct Tensor {
 }
 
 impl Info {
-    pub(super) fn collect(model: &Checkpoint, list_tensors: bool) -> Result<Info, Failure> {
+    /// `context`: tokens for which state is counted, if not the default.
+    pub(super) fn collect(
+        model: &Checkpoint,
+        context: Option<usize>,
+        list_tensors: bool,
+    ) -> Result<Info, Failure> {
         let loaded = minfer_model::load(model)?;
         let graph = loaded.graph(model, 1)?;
+        let context = context_size(context, loaded.hyper())?;
         let tensors = tensors(model, &graph);
         let (tokenizer, tokenizer_problem) = match tokenizer(model) {
             Ok(tokenizer) => (tokenizer, None),
@@ -110,11 +128,14 @@ impl Info {
             format,
             name,
             sizes: Sizes::new(loaded.hyper()),
+            layer_kinds: structure::layer_kinds(&graph),
+            draft_head: speculation::has_head(&*loaded, model)?,
+            ngram_table: structure::ngram_table(&graph),
             parameters: tensors.iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
             tensor_types: by_type(&tensors),
             tokenizer,
             tokenizer_problem,
-            memory: memory(model, &graph, loaded.hyper())?,
+            memory: memory(model, &graph, loaded.hyper(), context)?,
             tensors: list_tensors.then_some(tensors),
         })
     }
@@ -218,7 +239,7 @@ fn tokenizer(model: &Checkpoint) -> Result<Option<Tokenizer>, EngineError> {
     }))
 }
 
-fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper) -> Result<MemoryUse, Failure> {
+fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> Result<MemoryUse, Failure> {
     let devices = cpu_devices(Some(1))?;
     let on_cpu = |device: &dyn minfer_runtime::Device| -> u64 {
         let uses = graph.weight_uses().into_iter();
@@ -228,12 +249,15 @@ fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper) -> Result<MemoryUse,
         f16: units::kv_bytes_per_token(&graph.states, KvFormat::F16).saturating_mul(tokens),
         f32: units::kv_bytes_per_token(&graph.states, KvFormat::F32).saturating_mul(tokens),
     };
-    let default_context = hyper.context.min(EngineOptions::DEFAULT_CONTEXT);
+    let default_context = context_size(None, hyper)?;
     Ok(MemoryUse {
         file_bytes: model.file_bytes(),
         cpu_weight_bytes: devices.iter().map(|d| on_cpu(&**d)).sum(),
         kv_bytes_per_token: kv(1),
         default_context,
         kv_bytes_at_default_context: kv(default_context as u64),
+        recurrent_bytes_per_sequence: structure::recurrent_bytes(graph),
+        context,
+        kv_bytes_at_context: kv(context as u64),
     })
 }

@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use super::collect::{Info, MemoryUse, Sizes, Tokenizer};
+use super::collect::{Info, MemoryUse, Tokenizer};
 use crate::units::{bytes, count};
 
 pub(super) fn print(info: &Info) -> String {
     let mut lines = Lines(String::new());
     let name = info.name.as_ref().map(|n| format!(", \"{n}\"")).unwrap_or_default();
     lines.add("model", &format!("{} ({}{name})", info.source, info.format));
-    sizes(&mut lines, &info.sizes);
+    sizes(&mut lines, info);
     lines.add("parameters", &count(info.parameters));
     for (i, t) in info.tensor_types.iter().enumerate() {
         let label = if i == 0 { "tensors" } else { "" };
@@ -37,9 +37,12 @@ impl Lines {
     }
 }
 
-fn sizes(lines: &mut Lines, s: &Sizes) {
+fn sizes(lines: &mut Lines, info: &Info) {
+    let s = &info.sizes;
     lines.add("architecture", s.architecture);
     lines.add("layers", &format!("{} of width {}, feed-forward {}", s.layers, s.hidden, s.ffn));
+    let kinds: Vec<String> = info.layer_kinds.iter().map(|k| format!("{} {}", k.layers, k.kind)).collect();
+    lines.add("layer kinds", &kinds.join(", "));
     if let Some(e) = &s.experts {
         lines.add("experts", &format!("{} of width {}, {} per token", e.count, e.ffn, e.used));
     }
@@ -49,6 +52,10 @@ fn sizes(lines: &mut Lines, s: &Sizes) {
     );
     lines.add("context", &format!("{} tokens, rope theta {}", s.context, s.rope_theta));
     lines.add("vocabulary", &s.vocab.to_string());
+    if let Some(t) = &info.ngram_table {
+        lines.add("n-gram table", &format!("{}: {} rows, {}", t.tensor, t.rows, bytes(t.bytes)));
+    }
+    lines.add("draft head", if info.draft_head { "yes (run --speculate)" } else { "no" });
 }
 
 fn tokenizer(lines: &mut Lines, t: &Tokenizer) {
@@ -66,7 +73,11 @@ fn memory(lines: &mut Lines, m: &MemoryUse) {
     lines.add("weights", &format!("{file}{} in memory on the CPU", bytes(m.cpu_weight_bytes)));
     let per = m.kv_bytes_per_token;
     lines.add("KV per token", &format!("{} in f16, {} in f32", bytes(per.f16), bytes(per.f32)));
-    let all = m.kv_bytes_at_default_context;
-    let at = format!("{} in f16, {} in f32 at {} tokens", bytes(all.f16), bytes(all.f32), m.default_context);
-    lines.add("KV by default", &at);
+    let all = m.kv_bytes_at_context;
+    let at = format!("{} in f16, {} in f32 at {} tokens", bytes(all.f16), bytes(all.f32), m.context);
+    lines.add("KV in all", &at);
+    if m.recurrent_bytes_per_sequence > 0 {
+        let text = format!("{} per sequence, whatever its length", bytes(m.recurrent_bytes_per_sequence));
+        lines.add("recurrent", &text);
+    }
 }

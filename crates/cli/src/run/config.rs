@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use minfer_engine::{Generate, KvFormat, Penalties, Sampler, SamplerOptions};
+use minfer_engine::{EngineError, Generate, KvFormat, Penalties, Sampler, SamplerOptions};
 use minfer_graph::Graph;
 use minfer_text::StopStrings;
 
@@ -14,6 +14,7 @@ use crate::config::Backends;
 use crate::error::Failure;
 use crate::model::Source;
 use crate::run::prompt::Prompt;
+use crate::speculation::Speculation;
 
 pub(crate) struct RunConfig {
     pub(crate) backends: Backends,
@@ -22,7 +23,9 @@ pub(crate) struct RunConfig {
     pub(crate) prompt: Prompt,
     pub(crate) context: Option<usize>,
     pub(crate) kv: KvFormat,
+    /// Complete but for speculation, which depends on the model.
     pub(crate) generate: Generate,
+    pub(crate) speculation: Speculation,
     pub(crate) dump_graph: Option<Dump>,
     pub(crate) verbose: bool,
 }
@@ -38,6 +41,9 @@ impl RunConfig {
             ..Generate::default()
         };
         StopStrings::new(generate.stop.iter().cloned()).map_err(|e| Failure::Usage(e.to_string()))?;
+        if matches!(args.speculate, Speculation::Head { .. }) && !greedy(&generate) {
+            return Err(Failure::Usage(EngineError::SpeculationNeedsGreedy.to_string()));
+        }
         Ok(RunConfig {
             backends,
             threads: args.threads,
@@ -46,6 +52,7 @@ impl RunConfig {
             context: args.ctx,
             kv: args.kv.into(),
             generate,
+            speculation: args.speculate,
             dump_graph: args.dump_graph.map(Dump::new).transpose()?,
             verbose: args.verbose,
         })
@@ -58,6 +65,11 @@ impl RunConfig {
             None => Ok(()),
         }
     }
+}
+
+/// Whether the likeliest token is always taken.
+pub(crate) fn greedy(generate: &Generate) -> bool {
+    generate.sampler.temperature == 0.0
 }
 
 fn sampler(args: &SamplingArgs) -> Result<SamplerOptions, Failure> {

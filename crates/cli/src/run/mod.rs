@@ -8,11 +8,12 @@ mod prompt;
 mod report;
 mod stream;
 
-use minfer_engine::{EngineError, EngineOptions, Hyper, Text};
+use minfer_engine::{EngineError, EngineOptions, Generate, Hyper, Text};
 
 use crate::args::RunArgs;
 use crate::error::Failure;
 use crate::loading::open_engine;
+use crate::model::context_size;
 use crate::{Context, Outcome};
 use config::RunConfig;
 
@@ -25,16 +26,19 @@ pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> 
     let text = Text::open(&model)?;
     let limit = context_size(config.context, loaded.hyper())?;
     config.check_bias(loaded.hyper().vocab)?;
+    let speculation = config.speculation.choose(config::greedy(&config.generate), &*loaded, &model)?;
     let tokens = prompt::tokens(&config.prompt, &text)?;
     check_length(tokens.len(), limit, loaded.hyper())?;
     if config.verbose {
         report::devices(&devices);
+        report::speculation(speculation);
     }
     let options = EngineOptions {
         context: Some(limit),
         kv_format: config.kv,
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
+        draft: speculation.depth().is_some(),
         ..EngineOptions::new(devices)
     };
     let mut engine = open_engine(&model, options)?;
@@ -44,22 +48,12 @@ pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> 
     if config.verbose {
         report::placement(&engine, config.kv);
     }
-    let outcome = stream::generate(&mut engine, &text, &tokens, &config.generate);
+    let generate = Generate { speculate: speculation.for_engine(), ..config.generate };
+    let outcome = stream::generate(&mut engine, &text, &tokens, &generate);
     if config.verbose {
         report::counters(&engine);
     }
     outcome
-}
-
-/// What the engine would choose or refuse, before weights are loaded for it.
-fn context_size(asked: Option<usize>, hyper: &Hyper) -> Result<usize, EngineError> {
-    match asked {
-        Some(asked) if asked > hyper.context => {
-            Err(EngineError::ContextTooLong { asked, allowed: hyper.context })
-        }
-        Some(asked) => Ok(asked),
-        None => Ok(hyper.context.min(EngineOptions::DEFAULT_CONTEXT)),
-    }
 }
 
 fn check_length(prompt: usize, limit: usize, hyper: &Hyper) -> Result<(), EngineError> {

@@ -5,12 +5,23 @@ use std::sync::Arc;
 use minfer_engine::{Engine, KvFormat};
 use minfer_runtime::Device;
 
+use crate::speculation::Choice;
 use crate::{note, units, weights};
 
 pub(crate) fn devices(devices: &[Arc<dyn Device>]) {
     for device in devices {
         let memory = units::memory(&device.memory());
         note(format_args!("device {}: {}; {memory}", device.id(), device.describe()));
+    }
+}
+
+pub(crate) fn speculation(choice: Choice) {
+    match choice {
+        Choice::Off => {}
+        Choice::OffBecause(why) => note(format_args!("speculation is off: {why}")),
+        Choice::Head { depth } => {
+            note(format_args!("speculating {} ahead with the draft head", units::plural(depth, "token")));
+        }
     }
 }
 

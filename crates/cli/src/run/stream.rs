@@ -1,4 +1,4 @@
-//! Generating: text to stdout piece by piece, then how it ended and how fast it was on stderr.
+//! Generating: text to stdout piece by piece, then how it ended, how drafts fared and how fast it was on stderr.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use minfer_engine::{Engine, Finish, Generate, Generation, Text, Timings};
 
 use crate::error::Failure;
-use crate::{Outcome, units};
+use crate::{Outcome, speculation, units};
 
 /// Generates to stdout until the model, a limit or Ctrl-C ends it.
 pub(crate) fn generate(
@@ -25,6 +25,9 @@ pub(crate) fn generate(
         crate::note(format_args!("{line}"));
     }
     if !matches!(copied, Err(Failure::ClosedPipe)) {
+        if let Some(acceptance) = generation.acceptance() {
+            crate::note(format_args!("drafts kept: {}", speculation::kept(acceptance)));
+        }
         let cancelled = generation.finish() == Some(Finish::Cancelled);
         crate::note(format_args!("{}", speed(&generation.timings(), cancelled)));
     }

@@ -1,0 +1,122 @@
+//! `--speculate`: its form, what it comes to with a given model, and how drafts fared as people read it.
+//!
+//! In: the flag's text and whether the model has a draft head. Out: the engine's [`Speculate`]. Drafting and
+//! verifying are the engine's.
+
+use minfer_engine::{Acceptance, Checkpoint, Speculate};
+use minfer_model::{Model, ModelError};
+
+use crate::error::Failure;
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speculation {
+    Off,
+    /// Where the model and the way of decoding allow it.
+    Auto,
+    /// With the model's draft head, or not at all.
+    Head {
+        depth: usize,
+    },
+}
+
+/// Tokens ahead when no depth is typed. Each further draft is kept less often and costs as much.
+const DEFAULT_DEPTH: usize = 2;
+
+impl Speculation {
+    /// Reads `off`, `auto`, `mtp` or `mtp:DEPTH`.
+    pub(crate) fn parse(text: &str) -> Result<Speculation, String> {
+        let most = Speculate::MAX_DEPTH;
+        let wrong = || format!("must be off, auto, mtp or mtp:DEPTH with a depth of 1 to {most}");
+        match text.split_once(':') {
+            None if text == "off" => Ok(Speculation::Off),
+            None if text == "auto" => Ok(Speculation::Auto),
+            None if text == "mtp" => Ok(Speculation::Head { depth: DEFAULT_DEPTH }),
+            Some(("mtp", depth)) => match depth.parse() {
+                Ok(depth) if (1..=most).contains(&depth) => Ok(Speculation::Head { depth }),
+                _ => Err(wrong()),
+            },
+            _ => Err(wrong()),
+        }
+    }
+
+    /// What this comes to. The model is asked for its head only where the answer matters.
+    pub(crate) fn choose(
+        self,
+        greedy: bool,
+        model: &dyn Model,
+        checkpoint: &Checkpoint,
+    ) -> Result<Choice, Failure> {
+        match self {
+            Speculation::Off => Ok(Choice::Off),
+            Speculation::Auto if !greedy => Ok(Choice::OffBecause("decoding is not greedy (--temp 0)")),
+            Speculation::Auto if has_head(model, checkpoint)? => Ok(Choice::Head { depth: DEFAULT_DEPTH }),
+            Speculation::Auto => Ok(Choice::OffBecause("the model has no draft head")),
+            Speculation::Head { depth } if has_head(model, checkpoint)? => Ok(Choice::Head { depth }),
+            Speculation::Head { .. } => Err(Failure::NoDraftHead),
+        }
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    Off,
+    /// `auto` found a reason against it.
+    OffBecause(&'static str),
+    Head {
+        depth: usize,
+    },
+}
+
+impl Choice {
+    /// Tokens ahead; `None`: off.
+    pub(crate) fn depth(self) -> Option<usize> {
+        match self {
+            Choice::Head { depth } => Some(depth),
+            Choice::Off | Choice::OffBecause(_) => None,
+        }
+    }
+
+    pub(crate) fn for_engine(self) -> Speculate {
+        self.depth().map_or(Speculate::Off, |depth| Speculate::Head { depth })
+    }
+}
+
+/// Whether the checkpoint has the model's draft head.
+pub(crate) fn has_head(model: &dyn Model, checkpoint: &Checkpoint) -> Result<bool, ModelError> {
+    Ok(model.draft_graph(checkpoint, 1)?.is_some())
+}
+
+/// The share of drafts kept at each depth, first draft first: `0.83 of 120, 0.69 of 120`.
+pub(crate) fn kept(acceptance: &Acceptance) -> String {
+    let pairs = acceptance.drafted.iter().zip(&acceptance.accepted).filter(|(drafted, _)| **drafted > 0);
+    let shares = pairs.map(|(&made, &kept)| format!("{:.2} of {made}", kept as f64 / made as f64));
+    let shares: Vec<String> = shares.collect();
+    if shares.is_empty() { "none were made".to_string() } else { shares.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms() {
+        assert_eq!(Speculation::parse("off"), Ok(Speculation::Off));
+        assert_eq!(Speculation::parse("auto"), Ok(Speculation::Auto));
+        assert_eq!(Speculation::parse("mtp"), Ok(Speculation::Head { depth: DEFAULT_DEPTH }));
+        assert_eq!(Speculation::parse("mtp:1"), Ok(Speculation::Head { depth: 1 }));
+        assert_eq!(Speculation::parse("mtp:7"), Ok(Speculation::Head { depth: 7 }));
+        for wrong in ["", "on", "mtp:", "mtp:0", "mtp:8", "mtp:-1", "mtp:x", "auto:2", "off:1", "MTP"] {
+            let error = Speculation::parse(wrong).unwrap_err();
+            assert_eq!(error, "must be off, auto, mtp or mtp:DEPTH with a depth of 1 to 7", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn shares() {
+        let acceptance = Acceptance { drafted: vec![120, 119, 0], accepted: vec![100, 30, 0] };
+        assert_eq!(kept(&acceptance), "0.83 of 120, 0.25 of 119");
+        assert_eq!(kept(&Acceptance::default()), "none were made");
+    }
+}
