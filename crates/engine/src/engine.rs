@@ -105,6 +105,14 @@ pub struct Engine {
     logits: Vec<f32>,
 }
 
+/// What a step has taken and gives back if it fails.
+#[derive(Default)]
+struct Taken {
+    /// One for each chunk, for models with recurrent state.
+    moves: Vec<StateMove>,
+    copies: Vec<(SequenceId, PageCopy)>,
+}
+
 #[derive(Clone, Copy)]
 struct Limits {
     rows: usize,
@@ -267,7 +275,8 @@ impl Engine {
     /// goes back to its last checkpoint at or before `len`, and the caller appends the rest again.
     ///
     /// # Errors
-    /// [`EngineError::UnknownSequence`], [`EngineError::BadTruncation`] when the sequence is shorter.
+    /// [`EngineError::UnknownSequence`], [`EngineError::OpenWindow`], [`EngineError::BadTruncation`] when the
+    /// sequence is shorter.
     pub fn truncate(&mut self, id: SequenceId, len: usize) -> Result<usize, EngineError> {
         let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
         sequence.check_no_window()?;
@@ -326,25 +335,43 @@ impl Engine {
     /// it was before the step.
     pub fn step(&mut self, chunks: &[Chunk<'_>]) -> Result<Logits<'_>, EngineError> {
         self.check_step(chunks)?;
-        let mut moves = Vec::new();
-        let result = self.reserve(chunks, &mut moves).and_then(|()| self.run(chunks, &moves));
-        let mut moves = moves.into_iter();
-        for chunk in chunks {
-            let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) else { continue };
-            let state_move = moves.next();
-            if let (Some(recurrent), Some(state_move)) = (&mut self.recurrent, state_move) {
-                match result {
-                    Ok(()) => recurrent.apply(&mut sequence.state, state_move),
-                    Err(_) => recurrent.undo(state_move),
-                }
-            }
-            match result {
-                Ok(()) => sequence.extend(chunk.tokens, chunk.window),
-                Err(_) => sequence.trim(&mut self.pool),
-            }
+        let mut taken = Taken::default();
+        let result = self.reserve(chunks, &mut taken).and_then(|()| self.run(chunks, &taken.moves));
+        match result {
+            Ok(()) => self.keep(chunks, taken),
+            Err(_) => self.undo(chunks, taken),
         }
         result?;
         Ok(Logits { data: &self.logits, vocab: self.hyper.vocab })
+    }
+
+    /// After a step that succeeded: the chunks join their sequences.
+    fn keep(&mut self, chunks: &[Chunk<'_>], taken: Taken) {
+        let mut moves = taken.moves.into_iter();
+        for chunk in chunks {
+            let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) else { continue };
+            if let (Some(recurrent), Some(state_move)) = (&mut self.recurrent, moves.next()) {
+                recurrent.apply(&mut sequence.state, state_move);
+            }
+            sequence.extend(chunk.tokens, chunk.window);
+        }
+    }
+
+    /// After a step that failed: what it took is given back. Its rows lie behind every sequence's tokens.
+    fn undo(&mut self, chunks: &[Chunk<'_>], taken: Taken) {
+        if let Some(recurrent) = &mut self.recurrent {
+            taken.moves.into_iter().for_each(|state_move| recurrent.undo(state_move));
+        }
+        for (id, copy) in taken.copies {
+            if let Some(sequence) = self.sequences.get_mut(&id.0) {
+                sequence.undo_copy(copy, &mut self.pool);
+            }
+        }
+        for chunk in chunks {
+            if let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) {
+                sequence.trim(&mut self.pool);
+            }
+        }
     }
 
     fn check_step(&self, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {
@@ -382,15 +409,17 @@ impl Engine {
     }
 
     /// Pages and state slots for every chunk, copies of shared pages included.
-    fn reserve(&mut self, chunks: &[Chunk<'_>], moves: &mut Vec<StateMove>) -> Result<(), EngineError> {
-        for chunk in chunks {
-            if let Some(recurrent) = &mut self.recurrent {
-                let wanted = self.sequences.get(&chunk.sequence.0).map_or(0, Sequence::len);
-                recurrent.make_room(chunk, &mut self.sequences);
-                moves.push(recurrent.plan(wanted, chunk)?);
-            }
+    fn reserve(&mut self, chunks: &[Chunk<'_>], taken: &mut Taken) -> Result<(), EngineError> {
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.make_room(chunks, &mut self.sequences);
+        }
+        for (i, chunk) in chunks.iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) else { continue };
+            if let Some(recurrent) = &mut self.recurrent {
+                taken.moves.push(recurrent.plan(sequence.len(), &chunks[i..])?);
+            }
             if let Some(copy) = sequence.reserve(chunk.tokens.len(), &mut self.pool)? {
+                taken.copies.push((chunk.sequence, copy));
                 self.copy_page(copy)?;
             }
         }
@@ -427,13 +456,23 @@ impl Engine {
     ) -> Result<Drafted, EngineError> {
         let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
         let ahead = (rows.start + rows.next.len()).saturating_sub(sequence.len());
-        if let Some(copy) = sequence.reserve(ahead, &mut self.pool)? {
-            self.copy_page(copy)?;
+        if let Some(copy) = sequence.reserve(ahead, &mut self.pool)?
+            && let Err(error) = self.copy_page(copy)
+        {
+            if let Some(sequence) = self.sequences.get_mut(&id.0) {
+                sequence.undo_copy(copy, &mut self.pool);
+                sequence.trim(&mut self.pool);
+            }
+            return Err(error);
         }
-        let (Some(draft), Some(sequence)) = (&mut self.draft, self.sequences.get(&id.0)) else {
+        let (Some(draft), Some(sequence)) = (&mut self.draft, self.sequences.get_mut(&id.0)) else {
             return Err(EngineError::NoDraftHead);
         };
-        Ok(draft.run(sequence, rows, wanted)?)
+        let drafted = draft.run(sequence, rows, wanted);
+        if drafted.is_err() {
+            sequence.trim(&mut self.pool);
+        }
+        Ok(drafted?)
     }
 
     fn run(&mut self, chunks: &[Chunk<'_>], moves: &[StateMove]) -> Result<(), EngineError> {

@@ -47,14 +47,14 @@ impl Sequence {
 
     /// Pages that `add` more tokens take from the pool, the copy of a shared last page included.
     pub(crate) fn pages_needed(&self, add: usize, pool: &PagePool) -> usize {
-        let new = (self.len() + add).div_ceil(PAGE) - self.pages.len();
+        // Rows of a draft head may have taken pages ahead already.
+        let new = (self.len() + add).div_ceil(PAGE).saturating_sub(self.pages.len());
         new + usize::from(add > 0 && self.shared_tail(pool).is_some())
     }
 
-    /// The last page, if it is partly filled and others refer to it too.
+    /// The page that the next token is written to, if there is one and others refer to it too.
     fn shared_tail(&self, pool: &PagePool) -> Option<u32> {
-        let tail = *self.pages.last()?;
-        (!self.len().is_multiple_of(PAGE) && pool.is_shared(tail)).then_some(tail)
+        self.pages.get(self.len() / PAGE).copied().filter(|&tail| pool.is_shared(tail))
     }
 
     /// Makes room for `add` more tokens. A shared page that they will be written to is replaced by a page of
@@ -69,14 +69,24 @@ impl Sequence {
         if let Some(from) = self.shared_tail(pool).filter(|_| add > 0) {
             let to = pool.take()?;
             pool.release(from);
-            let last = self.pages.len() - 1;
-            self.pages[last] = to;
+            let tail = self.len() / PAGE;
+            self.pages[tail] = to;
             copy = Some(PageCopy { from, to });
         }
         while self.pages.len() * PAGE < self.len() + add {
             self.pages.push(pool.take()?);
         }
         Ok(copy)
+    }
+
+    /// Takes [`Sequence::reserve`]'s replacement back, after a step that failed.
+    pub(crate) fn undo_copy(&mut self, copy: PageCopy, pool: &mut PagePool) {
+        let tail = self.len() / PAGE;
+        if self.pages.get(tail) == Some(&copy.to) {
+            self.pages[tail] = copy.from;
+            pool.share(copy.from);
+            pool.release(copy.to);
+        }
     }
 
     /// Gives back pages that hold no token.

@@ -67,6 +67,11 @@ impl StateMove {
     }
 }
 
+/// Slots that these chunks cannot do without: one for a new state, one for each row of a window.
+fn slots_needed(chunks: &[Chunk<'_>]) -> usize {
+    chunks.iter().map(|c| if c.window { c.tokens.len() } else { c.tokens.len().min(1) }).sum()
+}
+
 /// All slots of an engine.
 pub(crate) struct Recurrent {
     pool: PagePool,
@@ -101,9 +106,16 @@ impl Recurrent {
         (0..rows).filter(move |r| every > 0 && (start + r + 1).is_multiple_of(every))
     }
 
-    /// Drops the oldest checkpoints of all sequences until the chunk's slots fit.
-    pub(crate) fn make_room(&mut self, chunk: &Chunk<'_>, sequences: &mut BTreeMap<u32, Sequence>) {
-        let needed = if chunk.window { chunk.tokens.len() } else { 1 };
+    /// Drops the oldest checkpoints of all sequences until the step's slots fit, those of its own checkpoints
+    /// included.
+    pub(crate) fn make_room(&mut self, chunks: &[Chunk<'_>], sequences: &mut BTreeMap<u32, Sequence>) {
+        let due = |chunk: &Chunk<'_>| {
+            let start = sequences.get(&chunk.sequence.0).map_or(0, Sequence::len);
+            let inner = chunk.tokens.len().saturating_sub(1);
+            if chunk.window { 0 } else { self.due(start, inner).count() }
+        };
+        let checkpoints: usize = chunks.iter().map(due).sum();
+        let needed = slots_needed(chunks) + checkpoints.min(self.max_checkpoints);
         while self.pool.free() < needed {
             let all = sequences.values_mut().filter(|s| !s.state.checkpoints.is_empty());
             let oldest = all.min_by_key(|s| s.state.checkpoints.iter().map(|c| c.age).min());
@@ -115,16 +127,17 @@ impl Recurrent {
         }
     }
 
-    /// Takes the slots that a chunk will be written to.
-    pub(crate) fn plan(&mut self, start: usize, chunk: &Chunk<'_>) -> Result<StateMove, EngineError> {
+    /// Takes the slots that the first of `chunks`, a sequence of `start` tokens, will be written to. The other
+    /// chunks are planned after it: what they cannot do without stays free.
+    pub(crate) fn plan(&mut self, start: usize, chunks: &[Chunk<'_>]) -> Result<StateMove, EngineError> {
+        let Some(chunk) = chunks.first() else { return Ok(StateMove::default()) };
         let rows = chunk.tokens.len();
         let mut state_move = StateMove { to: Vec::new(), start, window: chunk.window };
         let Some(last) = rows.checked_sub(1) else { return Ok(state_move) };
         let wanted: Vec<usize> = match chunk.window {
             true => (0..rows).collect(),
-            // One free slot stays for the state itself.
             false => {
-                let spare = self.pool.free().saturating_sub(1).min(self.max_checkpoints);
+                let spare = self.pool.free().saturating_sub(slots_needed(chunks)).min(self.max_checkpoints);
                 let due: Vec<_> = self.due(start, last).collect();
                 due[due.len().saturating_sub(spare)..].iter().copied().chain([last]).collect()
             }
@@ -148,27 +161,39 @@ impl Recurrent {
 
     /// After a step that succeeded: the last slot is the state, the others are checkpoints or a window.
     pub(crate) fn apply(&mut self, state: &mut SequenceState, state_move: StateMove) {
-        let Some(&(last, slot)) = state_move.to.last() else { return };
-        let before = state.slot.replace(slot);
-        if state_move.window {
-            let rows = state_move.to.iter().map(|&(_, slot)| slot).collect();
-            state.window = Some(Window { start: state_move.start, before, rows });
+        let StateMove { to, start, window } = state_move;
+        if window {
+            let rows: Vec<u32> = to.iter().map(|&(_, slot)| slot).collect();
+            let before = state.slot;
+            state.slot = rows.last().copied().or(before);
+            state.window = Some(Window { start, before, rows });
             return;
         }
-        for &(row, slot) in &state_move.to {
-            let len = state_move.start + row + 1;
-            let is_state = row == last;
-            if is_state && self.due(len - 1, 1).next().is_some() && self.max_checkpoints > 0 {
-                self.pool.share(slot);
-            } else if is_state {
-                continue;
+        let Some(&(last, slot)) = to.last() else { return };
+        let before = state.slot.replace(slot);
+        for &(row, slot) in &to {
+            let len = start + row + 1;
+            if row != last || self.is_due(len) {
+                self.add_checkpoint(state, len, slot);
             }
-            self.clock += 1;
-            state.checkpoints.push(Checkpoint { len, slot, age: self.clock });
+            if row == last && self.is_due(len) {
+                self.pool.share(slot);
+            }
         }
         if let Some(before) = before {
             self.pool.release(before);
         }
+    }
+
+    /// Whether the state after `len` tokens is to be kept.
+    fn is_due(&self, len: usize) -> bool {
+        self.max_checkpoints > 0 && self.due(len - 1, 1).next().is_some()
+    }
+
+    /// Takes over one reference to `slot`.
+    fn add_checkpoint(&mut self, state: &mut SequenceState, len: usize, slot: u32) {
+        self.clock += 1;
+        state.checkpoints.push(Checkpoint { len, slot, age: self.clock });
     }
 
     /// Returns to the last checkpoint at or before `len` and says where that is.
@@ -189,12 +214,16 @@ impl Recurrent {
         }
     }
 
-    /// Keeps the first `keep` rows of a window.
+    /// Keeps the first `keep` rows of a window, with the checkpoints that plain steps would have left there.
     pub(crate) fn settle(&mut self, state: &mut SequenceState, window: Window, keep: usize) {
         let slots = window.before.into_iter().map(|s| (0, s));
         let rows = window.rows.iter().enumerate().map(|(i, &s)| (i + 1, s));
         state.slot = None;
         for (kept, slot) in slots.chain(rows) {
+            if (1..=keep).contains(&kept) && self.is_due(window.start + kept) {
+                self.pool.share(slot);
+                self.add_checkpoint(state, window.start + kept, slot);
+            }
             if kept == keep {
                 state.slot = Some(slot);
             } else {
@@ -222,5 +251,94 @@ impl Recurrent {
     /// Slots that nobody refers to.
     pub(crate) fn free(&self) -> usize {
         self.pool.free()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::engine::Outs;
+    use crate::sequence::SequenceId;
+
+    const TOKENS: [u32; 100] = [0; 100];
+
+    fn recurrent(every: usize, checkpoints: usize, sequences: usize) -> Recurrent {
+        let options =
+            EngineOptions { checkpoint_every: every, checkpoints, sequences, ..EngineOptions::new(vec![]) };
+        Recurrent::new(&options)
+    }
+
+    fn chunk(sequence: u32, n: usize, window: bool) -> Chunk<'static> {
+        Chunk { sequence: SequenceId(sequence), tokens: &TOKENS[..n], outs: Outs::None, window }
+    }
+
+    /// What a step does for the sequences `0..`.
+    fn step(recurrent: &mut Recurrent, sequences: &mut BTreeMap<u32, Sequence>, chunks: &[Chunk<'_>]) {
+        recurrent.make_room(chunks, sequences);
+        let start = |s: &BTreeMap<u32, Sequence>, c: &Chunk<'_>| s[&c.sequence.0].len();
+        let plan = |i: usize| recurrent.plan(start(sequences, &chunks[i]), &chunks[i..]).unwrap();
+        let moves: Vec<_> = (0..chunks.len()).map(plan).collect();
+        for (chunk, state_move) in chunks.iter().zip(moves) {
+            let sequence = sequences.get_mut(&chunk.sequence.0).unwrap();
+            recurrent.apply(&mut sequence.state, state_move);
+            sequence.tokens.extend(chunk.tokens);
+        }
+    }
+
+    fn sequences(n: u32) -> BTreeMap<u32, Sequence> {
+        (0..n).map(|id| (id, Sequence::default())).collect()
+    }
+
+    fn lengths(sequence: &Sequence) -> Vec<usize> {
+        sequence.state.checkpoints.iter().map(|c| c.len).collect()
+    }
+
+    #[test]
+    fn the_oldest_checkpoints_give_way() {
+        let (mut r, mut s) = (recurrent(10, 4, 1), sequences(1));
+        for _ in 0..5 {
+            step(&mut r, &mut s, &[chunk(0, 100, false)]);
+        }
+        let kept = lengths(&s[&0]);
+        assert!(kept.ends_with(&[460, 470, 480, 490, 500]), "{kept:?}");
+        assert_eq!(r.free() + kept.len(), r.slots(), "the last checkpoint is the state too");
+    }
+
+    #[test]
+    fn checkpoints_leave_slots_for_later_chunks() {
+        let (mut r, mut s) = (recurrent(1, 20, 2), sequences(2));
+        step(&mut r, &mut s, &[chunk(0, 50, false), chunk(1, 8, true)]);
+        assert_eq!(s[&1].state.window.as_ref().unwrap().rows.len(), 8);
+        assert!(s.values().all(|s| s.state.slot.is_some()));
+    }
+
+    #[test]
+    fn kept_rows_of_a_window_leave_checkpoints() {
+        let (mut r, mut s) = (recurrent(4, 8, 1), sequences(1));
+        step(&mut r, &mut s, &[chunk(0, 3, false)]);
+        step(&mut r, &mut s, &[chunk(0, 8, true)]);
+        let state = &mut s.get_mut(&0).unwrap().state;
+        let window = state.window.take().unwrap();
+        r.settle(state, window, 5);
+        assert_eq!(lengths(&s[&0]), [4, 8]);
+        let state = &mut s.get_mut(&0).unwrap().state;
+        assert_eq!(state.slot, Some(state.checkpoints[1].slot));
+        assert_eq!(r.go_back(state, 7), 4);
+        assert_eq!(r.free(), r.slots() - 1);
+        r.release(s.remove(&0).unwrap().state);
+        assert_eq!(r.free(), r.slots());
+    }
+
+    #[test]
+    fn an_empty_window_keeps_the_state() {
+        let (mut r, mut s) = (recurrent(0, 0, 1), sequences(1));
+        step(&mut r, &mut s, &[chunk(0, 3, false)]);
+        let slot = s[&0].state.slot;
+        step(&mut r, &mut s, &[chunk(0, 0, true)]);
+        let state = &mut s.get_mut(&0).unwrap().state;
+        let window = state.window.take().unwrap();
+        r.settle(state, window, 0);
+        assert!(state.slot.is_some() && state.slot == slot);
     }
 }

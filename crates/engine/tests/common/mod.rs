@@ -1,6 +1,8 @@
 //! What the engine's integration tests share: fixtures, engines, comparisons.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod flaky;
+pub mod schedule;
 pub mod tiny;
 
 use std::path::{Path, PathBuf};
