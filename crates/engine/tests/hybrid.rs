@@ -204,7 +204,7 @@ fn parts_of_every_layer() {
         ("out_rows", &positions),
         ("state_from", &from),
         ("state_to", &to),
-        ("ngram_rows", &ngram_rows),
+        ("ngrams", &common::ngram_bits(&model, &ngram_rows)),
     ];
     let outputs = executor.execute(Bind { rows, outs: rows }, &inputs).unwrap();
     for name in names {

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use minfer_format::bytes::AlignedBuf;
+use minfer_format::table::{RowTable, TableOptions, TablePart};
 use minfer_format::{BlockType, Gguf, HfDir, TensorBytes, decode_row, synth};
 use minfer_graph::{WeightDecl, WeightMap};
 use serde_json::Value as Json;
@@ -308,6 +309,29 @@ impl Checkpoint {
         }
         let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
         Ok(AlignedBuf::from(&bytes[..]).into())
+    }
+
+    /// Opens a weight of rows that stays where it is, to be read row by row.
+    ///
+    /// # Errors
+    /// A file that cannot be opened.
+    pub fn row_table(&self, decl: &WeightDecl, options: TableOptions) -> Result<RowTable, ModelError> {
+        let parts = decl.tensors.iter().map(|name| {
+            let location = match self {
+                Checkpoint::Gguf(g) => g.location(name),
+                Checkpoint::Hf(d) => d.location(name),
+                Checkpoint::Shape(_) => None,
+            };
+            let rows = self.tensor(name)?.and_then(|(_, shape)| shape.first().copied());
+            match (location, rows) {
+                (Some((path, offset)), Some(rows)) => {
+                    Ok(TablePart::File { path: path.to_owned(), offset, rows })
+                }
+                _ => self.load(&plain(name.clone(), decl.ty, &decl.shape)).map(TablePart::Bytes),
+            }
+        });
+        let parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
+        Ok(RowTable::open(parts, decl.ty, decl.shape.last().copied().unwrap_or(0), options)?)
     }
 
     fn load_stored(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {

@@ -25,7 +25,7 @@ pub use hyper::{Experts, Hyper};
 pub use ngram::Ngram;
 pub use shapes::{SHAPES, Shape};
 
-use minfer_graph::Graph;
+use minfer_graph::{Graph, WeightDecl};
 
 /// A loaded architecture.
 pub trait Model: Send + Sync {
@@ -34,8 +34,8 @@ pub trait Model: Send + Sync {
 
     /// The graph of one step. Inputs: `tokens`, `positions`, `slots`, `table_at` (i32 per row), `pages`
     /// (i32, at most `page_table` of them), `out_rows` (i32 per output); models with recurrent state also
-    /// `state_from`, `state_to` (i32 per row), and those with an n-gram table `ngram_rows` (i32
-    /// `[rows, heads]`, from [`Model::ngram`]). Output: `logits` f32 `[outs, vocab]`.
+    /// `state_from`, `state_to` (i32 per row), and those with an n-gram table `ngrams` (f32
+    /// `[rows, heads * width]`, the rows of [`Model::ngram_table`] that [`Model::ngram`] names). Output: `logits` f32 `[outs, vocab]`.
     ///
     /// # Errors
     /// A missing tensor or a wrong shape, by name.
@@ -63,6 +63,15 @@ pub trait Model: Send + Sync {
     /// How tokens become rows of the model's n-gram table, if it has one.
     fn ngram(&self) -> Option<&Ngram> {
         None
+    }
+
+    /// That table, `[rows, width]`. No node of the graph holds it: it may be larger than memory, so its rows
+    /// are read from the file as tokens ask for them ([`Checkpoint::row_table`]).
+    ///
+    /// # Errors
+    /// As [`Model::graph`].
+    fn ngram_table(&self, _checkpoint: &Checkpoint) -> Result<Option<WeightDecl>, ModelError> {
+        Ok(None)
     }
 }
 

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use minfer_graph::{
     Act, ActKind, Attend, AttendBlocks, Conv1d, Dim, Graph, GraphBuilder, IndexSelect, Norm, Op, PoolKeys,
-    RopeStyle, Router, Scoring, Slice, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightId,
-    WeightMap,
+    RopeStyle, Router, Scoring, Slice, StateDecl, StateId, StateKind, Streams, ValueId, ValueType,
+    WeightDecl, WeightId, WeightMap,
 };
 
 use crate::Model;
@@ -124,6 +124,10 @@ impl Model for Qwen4Exp {
         self.ngram.as_ref()
     }
 
+    fn ngram_table(&self, ck: &Checkpoint) -> Result<Option<WeightDecl>, ModelError> {
+        self.sizes.ple.map(|p| ck.table(PLE_TABLE, p.layer, p.width)).transpose()
+    }
+
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
         self.trunk(ck, page_table, false)
     }
@@ -172,7 +176,7 @@ struct Step<'a> {
     tables: [ValueId; 3],
     /// Slots that recurrent state is read from and written to.
     state: [ValueId; 2],
-    ngram_rows: Option<ValueId>,
+    ngrams: Option<ValueId>,
     out_rows: ValueId,
     rope: ValueId,
     inv_freq: Arc<[f32]>,
@@ -188,8 +192,8 @@ impl<'a> Step<'a> {
         let (mut step, x) = Step::inputs(ck, m, page_table)?;
         let mut per_row = |name| step.b.input(name, ValueType::i32(Dim::Rows, []));
         step.state = [per_row("state_from"), per_row("state_to")];
-        let rows = |p: Ple| step.b.input("ngram_rows", ValueType::i32(Dim::Rows, [p.heads]));
-        step.ngram_rows = m.sizes.ple.map(rows);
+        let ngrams = |p: Ple| step.b.input("ngrams", ValueType::f32(Dim::Rows, [p.heads * p.width]));
+        step.ngrams = m.sizes.ple.map(ngrams);
         let streams = Streams { n: m.sizes.streams, scale: 1.0 };
         let x = step.b.streams(Op::Repeat, streams, &[x], "streams");
         Ok((step, x))
@@ -215,8 +219,8 @@ impl<'a> Step<'a> {
         let tables = [positions, table_at, pages];
         // The draft head has no recurrent state; `start` puts the real inputs here.
         let state = [slots, slots];
-        let (layer, ngram_rows) = (None, None);
-        Ok((Step { b, ck, m, layer, slots, tables, state, ngram_rows, out_rows, rope, inv_freq }, x))
+        let (layer, ngrams) = (None, None);
+        Ok((Step { b, ck, m, layer, slots, tables, state, ngrams, out_rows, rope, inv_freq }, x))
     }
 
     fn enter(&mut self, layer: usize) {
@@ -406,10 +410,7 @@ impl<'a> Step<'a> {
     fn ngrams(&mut self, h: ValueId, ple: Ple) -> Result<ValueId, ModelError> {
         let (hidden, n) = (self.m.hyper.hidden, self.m.sizes.streams);
         let (width, embed) = (n * hidden, ple.heads * ple.width);
-        let Some(rows) = self.ngram_rows else { return Ok(h) };
-        let table = self.ck.table(PLE_TABLE, ple.layer, ple.width)?;
-        let table = self.b.weight(table);
-        let e = self.b.embed(rows, table);
+        let Some(e) = self.ngrams else { return Ok(h) };
         let key = self.linear(e, PLE_KEY, [width, embed], "ngram_key")?;
         let key = self.stream_norm(key, PLE_NORM_KEY)?;
         let value = self.linear(e, PLE_VALUE, [hidden, embed], "ngram_value")?;

@@ -111,3 +111,12 @@ pub fn argmax(row: &[f32]) -> u32 {
 pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
     rows.iter().map(|r| r.iter().map(|x| x.to_bits()).collect()).collect()
 }
+
+/// The rows of a model's n-gram table, as the graph's input takes them.
+pub fn ngram_bits(model: &Checkpoint, rows: &[i32]) -> Vec<i32> {
+    let decl = minfer_model::load(model).unwrap().ngram_table(model).unwrap().unwrap();
+    let table = model.row_table(&decl, Default::default()).unwrap();
+    let mut numbers = Vec::new();
+    table.read(rows, &mut numbers).unwrap();
+    numbers.iter().map(|x| x.to_bits() as i32).collect()
+}
