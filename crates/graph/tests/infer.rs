@@ -93,7 +93,7 @@ fn every_op() -> Vec<Op> {
         Op::RopeTable(table(4)),
         Op::Rope(Rope { style: RopeStyle::HalfSplit, head_dim: 8 }),
         Op::StoreKv,
-        Op::Attend(Attend { heads: 2, kv_heads: 1, scale: 1.0 }),
+        Op::Attend(Attend { heads: 2, kv_heads: 1, scale: 1.0, v_part: 1 }),
         Op::Router(router(2)),
         Op::CombineExperts,
         Op::GatherRows,
@@ -117,7 +117,10 @@ fn every_op() -> Vec<Op> {
         Op::DeltaRule(RULE),
         Op::PoolKeys(pool()),
         Op::IndexSelect(SELECT),
-        Op::AttendBlocks(AttendBlocks { attend: Attend { heads: 2, kv_heads: 1, scale: 1.0 }, block: 4 }),
+        Op::AttendBlocks(AttendBlocks {
+            attend: Attend { heads: 2, kv_heads: 1, scale: 1.0, v_part: 1 },
+            block: 4,
+        }),
     ]
 }
 
@@ -126,7 +129,7 @@ fn table(pairs: usize) -> RopeTable {
 }
 
 fn router(top_k: usize) -> Router {
-    Router { scoring: Scoring::Softmax, top_k, renormalise: true }
+    Router { scoring: Scoring::Softmax, top_k, renormalise: true, biased: false, scale: 1.0 }
 }
 
 #[test]
@@ -281,8 +284,10 @@ fn store_kv() {
 
 const STREAMS: Streams = Streams { n: 4, scale: 0.25 };
 const CONV: Conv1d = Conv1d { kernel: 4, dilation: 3 };
-const RULE: DeltaRule = DeltaRule { k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 16, tiled: false };
-const SELECT: IndexSelect = IndexSelect { heads: 2, block: 4, top: 3, pooled: 3, scale: 1.0 };
+const RULE: DeltaRule =
+    DeltaRule { k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 16, tiled: false, per_channel: false };
+const SELECT: IndexSelect =
+    IndexSelect { heads: 2, block: 4, top: 3, pooled: 3, scale: 1.0, weighted: false };
 
 fn pool() -> PoolKeys {
     PoolKeys { block: 4, raw: 2, pooled: 3, eps: 1e-6, inv_freq: [1.0; 4].into() }
@@ -350,8 +355,10 @@ fn sparse_attention() {
     );
     let select = [f32s(&[32]), rows.clone(), rows.clone(), pages.clone()];
     assert_eq!(good(Op::IndexSelect(SELECT), &select, None, Some(&state)), ["i32[rows, 3]"]);
-    let attend =
-        Op::AttendBlocks(AttendBlocks { attend: Attend { heads: 4, kv_heads: 2, scale: 1.0 }, block: 4 });
+    let attend = Op::AttendBlocks(AttendBlocks {
+        attend: Attend { heads: 4, kv_heads: 2, scale: 1.0, v_part: 1 },
+        block: 4,
+    });
     let inputs = [f32s(&[64]), rows.clone(), rows.clone(), pages, i32s(&[3])];
     assert_eq!(good(attend.clone(), &inputs, None, Some(&state)), ["f32[rows, 64]"]);
     let mut wrong = inputs.clone();
@@ -366,7 +373,7 @@ fn sparse_attention() {
 fn attend() {
     let s = kv(0, &[32, 16]);
     let pages = ValueType::i32(Dim::Const(9), []);
-    let op = |heads, kv_heads| Op::Attend(Attend { heads, kv_heads, scale: 1.0 });
+    let op = |heads, kv_heads| Op::Attend(Attend { heads, kv_heads, scale: 1.0, v_part: 1 });
     let with = |q: usize, pages: &ValueType| [f32s(&[q]), i32s(&[]), i32s(&[]), pages.clone()];
     assert_eq!(good(op(4, 2), &with(64, &pages), None, Some(&s)), ["f32[rows, 32]"], "4 heads of v's 8");
     for (heads, kv_heads, q) in [(4, 0, 64), (3, 2, 48), (4, 2, 63), (4, 3, 64), (6, 3, 60)] {

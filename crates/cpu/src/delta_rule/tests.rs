@@ -47,7 +47,7 @@ impl Sample {
                 q: &self.q[t * self.k_dim..][..self.k_dim],
                 k: &self.k[t * self.k_dim..][..self.k_dim],
                 v: &self.v[t * self.v_dim..][..self.v_dim],
-                decay: exp(self.log_decay[t]),
+                decay: Decay::Head(exp(self.log_decay[t])),
                 beta: self.beta[t],
             };
             kernels.delta_step(&mut state, &token, out);

@@ -85,6 +85,8 @@ impl<'a> Row<'a> {
             match &self.step.op {
                 Op::Embed => self.embed(),
                 Op::RmsNorm(n) => k.rms_norm(self.f32(0), n.group, self.vector(), n.eps, self.out(0)),
+                Op::UnitNorm(n) => k.unit_norm(self.f32(0), n.group, n.eps, self.out(0)),
+                Op::LayerNorm(n) => k.layer_norm(self.f32(0), self.vector(), n.eps, self.out(0)),
                 Op::RmsNormQuantize(n) => self.norm_quantize(n, scratch),
                 Op::AddRmsNorm(n) => {
                     let sum: &mut [f32] = self.out(0);
@@ -112,18 +114,24 @@ impl<'a> Row<'a> {
                 Op::CombineExperts => k.combine(self.f32(0), self.f32(1), self.out(0)),
                 Op::ArgMax => self.out(0)[0] = k.argmax(self.f32(0)) as i32,
                 Op::Act(_)
+                | Op::Clamp(_)
                 | Op::ScaleVec
                 | Op::Slice(_)
                 | Op::Repeat(_)
                 | Op::StreamSum(_)
                 | Op::StreamDot(_)
                 | Op::StreamMul(_)
-                | Op::StreamAdd(_) => self.rearrange(),
+                | Op::StreamAdd(_)
+                | Op::StreamWeightedSum(_)
+                | Op::StreamMix(_)
+                | Op::HyperMix(_) => self.rearrange(),
                 Op::MatMul
                 | Op::GroupedMatMul
+                | Op::HeadMatMul
                 | Op::Attend(_)
                 | Op::AttendBlocks(_)
                 | Op::PoolKeys(_)
+                | Op::PoolGated(_)
                 | Op::IndexSelect(_)
                 | Op::Conv1d(_)
                 | Op::DeltaRule(_)
@@ -224,8 +232,7 @@ impl<'a> Row<'a> {
         // SAFETY: as in `compute`.
         unsafe {
             let logits = self.f32(0);
-            let probabilities = &mut scratch[..logits.len()];
-            self.run.kernels.route(logits, r.renormalise, probabilities, self.out(0), self.out(1));
+            self.run.kernels.route(r, logits, self.vector(), scratch, self.out(0), self.out(1));
         }
     }
 }
@@ -260,9 +267,11 @@ pub(super) fn is_row_op(op: &Op) -> bool {
         op,
         Op::MatMul
             | Op::GroupedMatMul
+            | Op::HeadMatMul
             | Op::Attend(_)
             | Op::AttendBlocks(_)
             | Op::PoolKeys(_)
+            | Op::PoolGated(_)
             | Op::IndexSelect(_)
             | Op::Conv1d(_)
             | Op::DeltaRule(_)
@@ -273,7 +282,8 @@ pub(super) fn is_row_op(op: &Op) -> bool {
 /// Floats of scratch that a row of this op takes.
 pub(super) fn scratch_len(op: &Op, width: usize) -> usize {
     match op {
-        Op::RmsNormQuantize(_) | Op::SwiGluQuantize | Op::Router(_) => width,
+        Op::RmsNormQuantize(_) | Op::SwiGluQuantize => width,
+        Op::Router(_) => 2 * width,
         _ => 0,
     }
 }

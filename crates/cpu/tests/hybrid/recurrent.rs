@@ -7,7 +7,8 @@ use crate::harness::*;
 
 /// More than one range of channels, heads of more than one range of columns that do
 /// not fill registers.
-const RULE: DeltaRule = DeltaRule { k_heads: 2, v_heads: 4, k_dim: 12, v_dim: 45, tiled: false };
+const RULE: DeltaRule =
+    DeltaRule { k_heads: 2, v_heads: 4, k_dim: 12, v_dim: 45, tiled: false, per_channel: false };
 const CONV: Conv1d = Conv1d { kernel: 4, dilation: 3 };
 const SLOTS: usize = 4;
 

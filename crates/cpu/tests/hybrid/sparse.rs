@@ -8,7 +8,7 @@ use minfer_runtime::KvFormat;
 
 use crate::harness::*;
 
-const ATTEND: Attend = Attend { heads: 4, kv_heads: 2, scale: 0.5 };
+const ATTEND: Attend = Attend { heads: 4, kv_heads: 2, scale: 0.5, v_part: 1 };
 const DIM: usize = 12;
 const INDEX_DIM: usize = 20;
 const INDEX_HEADS: usize = 2;
@@ -34,7 +34,8 @@ fn graph(top: usize) -> Graph {
     b.store_kv(&[k, v, raw], slots, state);
     let pool = PoolKeys { block: BLOCK, raw: 2, pooled: 3, eps: 1e-6, inv_freq: INV_FREQ.into() };
     b.pool_keys(tables, slots, norm, state, pool);
-    let select = IndexSelect { heads: INDEX_HEADS, block: BLOCK, top, pooled: 3, scale: 0.3 };
+    let select =
+        IndexSelect { heads: INDEX_HEADS, block: BLOCK, top, pooled: 3, scale: 0.3, weighted: false };
     let blocks = b.index_select(index_q, tables, state, select);
     let sparse = AttendBlocks { attend: ATTEND, block: BLOCK };
     let attended = b.attend_blocks(q, tables, blocks, state, sparse);
