@@ -350,10 +350,10 @@ impl Operands<'_> {
     }
 
     pub(crate) fn clamp(&self, c: &Clamp) -> Result<Vec<ValueType>, String> {
-        if !(c.low <= c.high) {
-            return Err(format!("no number is between {} and {}", c.low, c.high));
+        if c.low <= c.high {
+            return Ok(vec![self.float(0)?.clone()]);
         }
-        Ok(vec![self.float(0)?.clone()])
+        Err(format!("no number is between {} and {}", c.low, c.high))
     }
 
     pub(crate) fn scale_vec(&self) -> Result<Vec<ValueType>, String> {
