@@ -96,7 +96,7 @@ fn payloads_and_states() {
             json!({"inv_freq": [1.0, 0.25], "attention_factor": 2.0}),
             json!({"style": "HalfSplit", "head_dim": 4}),
             json!(null),
-            json!({"heads": 2, "kv_heads": 2, "scale": 0.5}),
+            json!({"heads": 2, "kv_heads": 2, "scale": 0.5, "v_part": 1}),
             json!(null),
         ]
     );
