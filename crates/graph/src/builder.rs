@@ -259,6 +259,11 @@ impl GraphBuilder {
         self.one(Op::Slice(slice), &[x], None, None, name)
     }
 
+    /// Rows side by side.
+    pub fn concat(&mut self, parts: &[ValueId], name: &str) -> ValueId {
+        self.one(Op::Concat, parts, None, None, name)
+    }
+
     /// The same numbers under another shape.
     pub fn reshape(&mut self, x: ValueId, inner: &[usize]) -> ValueId {
         self.one(Op::Reshape(inner.to_vec()), &[x], None, None, "reshaped")

@@ -69,8 +69,6 @@ pub enum WeightMap {
     AddOne,
     /// `-exp(w)`: decay rates stored as logarithms.
     NegExp,
-    /// `exp(w)`.
-    Exp,
     /// Some rows of each head's matrix.
     HeadRows(HeadRows),
 }

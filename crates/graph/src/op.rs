@@ -302,6 +302,8 @@ pub enum Op {
     Slice(Slice),
     /// `x f32[L, ..] -> f32[L, inner]`: the same numbers under another shape.
     Reshape(Vec<usize>),
+    /// `x f32[L, a], y f32[L, b], .. -> f32[L, a + b + ..]`.
+    Concat,
     /// `x f32[L, w] -> f32[L, n * w]`: the row `n` times.
     Repeat(Streams),
     /// `x f32[L, n * w] -> f32[L, w]`: `scale * sum`, in stream order.
@@ -372,6 +374,7 @@ impl Op {
             Op::ScaleVec => "scale_vec",
             Op::Slice(_) => "slice",
             Op::Reshape(_) => "reshape",
+            Op::Concat => "concat",
             Op::Repeat(_) => "repeat",
             Op::StreamSum(_) => "stream_sum",
             Op::StreamDot(_) => "stream_dot",
@@ -447,6 +450,7 @@ impl Op {
             Op::ScaleVec => sig.scale_vec(),
             Op::Slice(s) => sig.slice(s),
             Op::Reshape(inner) => sig.reshape(inner),
+            Op::Concat => sig.concat(),
             Op::Repeat(s) => sig.repeat(s),
             Op::StreamSum(s) => sig.stream_sum(s),
             Op::StreamDot(s) => sig.stream_dot(s),
@@ -508,6 +512,7 @@ impl Op {
             | Op::StreamWeightedSum(_) => (Some(2), false, false),
             Op::StreamAdd(_) => (Some(3), false, false),
             Op::StreamMix(_) => (Some(4), false, false),
+            Op::Concat => (None, false, false),
             Op::StoreKv => (None, false, true),
             Op::Attend(_) => (Some(4), false, true),
             Op::IndexSelect(s) => (Some(if s.weighted { 5 } else { 4 }), false, true),

@@ -396,6 +396,19 @@ impl Operands<'_> {
         Ok(vec![out])
     }
 
+    pub(crate) fn concat(&self) -> Result<Vec<ValueType>, String> {
+        let Some(first) = self.inputs.first() else {
+            return Err("takes at least 1 input, got 0".to_string());
+        };
+        let mut width = 0;
+        for i in 0..self.inputs.len() {
+            let x = self.float(i)?;
+            self.same_lead(&[first.shape.lead, x.shape.lead])?;
+            width += x.shape.width();
+        }
+        Ok(vec![ValueType::f32(first.shape.lead, [width])])
+    }
+
     pub(crate) fn repeat(&self, s: &Streams) -> Result<Vec<ValueType>, String> {
         let x = self.float(0)?;
         Ok(vec![ValueType::f32(x.shape.lead, [s.n * x.shape.width()])])

@@ -75,7 +75,7 @@ fn names_are_pinned() {
                     attend router combine_experts gather_rows argmax swiglu rms_norm_quantize swiglu_quantize \
                     add_rms_norm scale expert_scale act scale_vec slice reshape repeat stream_sum stream_dot stream_mul \
                     stream_add conv1d delta_rule pool_keys index_select attend_blocks unit_norm layer_norm \
-                    head_matmul clamp stream_weighted_sum stream_mix hyper_mix pool_gated";
+                    head_matmul clamp stream_weighted_sum stream_mix hyper_mix pool_gated concat";
     assert_eq!(names.join(" "), expected);
     let fused: Vec<_> = every_op().iter().filter(|o| o.is_fused()).map(Op::name).collect();
     assert_eq!(fused, ["swiglu", "rms_norm_quantize", "swiglu_quantize", "add_rms_norm"]);
@@ -131,6 +131,7 @@ fn every_op() -> Vec<Op> {
         Op::StreamMix(STREAMS),
         Op::HyperMix(MIX),
         Op::PoolGated(GATED),
+        Op::Concat,
     ]
 }
 
@@ -412,6 +413,14 @@ fn heads_of_a_row() {
     assert_eq!(good(clamp(f32::NEG_INFINITY, 2.0), &[f32s(&[64])], None, None), ["f32[rows, 64]"]);
     assert!(bad(clamp(2.0, 1.0), &[f32s(&[64])], None, None).contains("between 2 and 1"));
     assert!(bad(clamp(f32::NAN, 1.0), &[f32s(&[64])], None, None).contains("between NaN and 1"));
+}
+
+#[test]
+fn rows_side_by_side() {
+    assert_eq!(good(Op::Concat, &[f32s(&[64]), f32s(&[2, 3]), f32s(&[1])], None, None), ["f32[rows, 71]"]);
+    assert_eq!(bad(Op::Concat, &[f32s(&[64]), i32s(&[3])], None, None), "input 1 is i32[rows, 3], not f32");
+    let other = ValueType::f32(Dim::Outs, [3]);
+    assert!(bad(Op::Concat, &[f32s(&[64]), other], None, None).starts_with("leading dimensions differ"));
 }
 
 #[test]

@@ -322,7 +322,6 @@ impl Checkpoint {
             WeightMap::None => {}
             WeightMap::AddOne => numbers.iter_mut().for_each(|x| *x += 1.0),
             WeightMap::NegExp => numbers.iter_mut().for_each(|x| *x = -x.exp()),
-            WeightMap::Exp => numbers.iter_mut().for_each(|x| *x = x.exp()),
             WeightMap::HeadRows(rows) => {
                 numbers = cut(&numbers, decl.shape.first().copied().unwrap_or(1), rows)
             }
@@ -332,18 +331,21 @@ impl Checkpoint {
     }
 
     fn load_stored(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
-        match self {
-            Checkpoint::Gguf(g) => Ok(g.data(&decl.name)?),
-            Checkpoint::Shape(s) => self.fill(decl, s),
-            Checkpoint::Hf(d) => match &decl.tensors[..] {
-                [one] => Ok(d.weight(one)?.1),
-                many => self.join(d, many),
-            },
+        let read = |tensor: &String| -> Result<TensorBytes, ModelError> {
+            match self {
+                Checkpoint::Gguf(g) => Ok(g.data(tensor)?),
+                Checkpoint::Hf(d) => Ok(d.weight(tensor)?.1),
+                Checkpoint::Shape(_) => {
+                    Err(ModelError::MissingTensor { source_name: self.name(), tensor: tensor.clone() })
+                }
+            }
+        };
+        match (self, &decl.tensors[..]) {
+            (Checkpoint::Shape(s), _) => return self.fill(decl, s),
+            (_, [one]) => return read(one),
+            _ => {}
         }
-    }
-
-    fn join(&self, dir: &HfDir, tensors: &[String]) -> Result<TensorBytes, ModelError> {
-        let parts = tensors.iter().map(|t| Ok(dir.weight(t)?.1)).collect::<Result<Vec<_>, ModelError>>()?;
+        let parts = decl.tensors.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let mut joined = AlignedBuf::zeroed(parts.iter().map(|p| p.len()).sum());
         let mut at = 0;
         for part in &parts {

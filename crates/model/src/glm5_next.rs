@@ -1,7 +1,8 @@
 //! GLM-5.3-Flash: a decoder of Kimi delta attention layers (Kimi Team 2025) with latent attention (DeepSeek-AI 2024)
 //! to chosen blocks of positions in every fourth, both under manifold-constrained hyper-connections (Xie et al. 2025);
 //! dense SwiGLU in the first layers, then a mixture of experts with a shared one. Nothing is rotated. Formulas and
-//! names as transformers 5.24 has them.
+//! names as transformers 5.24 has them; GGUF names as llama.cpp has them, where decay rates are `-exp(A_log)` and
+//! `kv_b_proj` comes in two parts.
 //!
 //! Latent attention runs absorbed: a query head is taken into the space of the latents by its part of `kv_b_proj`,
 //! so that one latent per position serves all heads, both as key and as value; its other part takes what was
@@ -11,8 +12,8 @@ mod sizes;
 
 use minfer_graph::{
     Act, ActKind, Attend, AttendBlocks, Clamp, Conv1d, Dim, Graph, GraphBuilder, HeadRows, IndexSelect, Norm,
-    Op, PoolGated, Router, Scoring, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightDecl,
-    WeightId, WeightMap,
+    Op, PoolGated, Router, Scoring, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightId,
+    WeightMap,
 };
 
 use crate::Model;
@@ -33,15 +34,15 @@ struct Mixer {
 }
 
 const ATTN_MIXER: Mixer = Mixer {
-    function: ("hc_attn_fn", "hc_attn_fn"),
-    base: ("hc_attn_base", "hc_attn_base"),
-    scale: ("hc_attn_scale", "hc_attn_scale"),
+    function: ("hc_attn_fn.weight", "hc_attn_fn"),
+    base: ("hc_attn_base.weight", "hc_attn_base"),
+    scale: ("hc_attn_scale.weight", "hc_attn_scale"),
     norm: ("attn_norm", "input_layernorm"),
 };
 const FFN_MIXER: Mixer = Mixer {
-    function: ("hc_ffn_fn", "hc_ffn_fn"),
-    base: ("hc_ffn_base", "hc_ffn_base"),
-    scale: ("hc_ffn_scale", "hc_ffn_scale"),
+    function: ("hc_ffn_fn.weight", "hc_ffn_fn"),
+    base: ("hc_ffn_base.weight", "hc_ffn_base"),
+    scale: ("hc_ffn_scale.weight", "hc_ffn_scale"),
     norm: ("ffn_norm", "post_attention_layernorm"),
 };
 const OUTPUT_NORM: Names = ("output_norm", "model.norm");
@@ -68,16 +69,16 @@ const Q_A_NORM: Names = ("attn_q_a_norm", "self_attn.q_a_layernorm");
 const Q_B: Names = ("attn_q_b", "self_attn.q_b_proj");
 const KV_A: Names = ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa");
 const KV_A_NORM: Names = ("attn_kv_a_norm", "self_attn.kv_a_layernorm");
-/// Keys and values of each head, one below the other.
+/// Keys and values of each head, one below the other; apart in GGUF files, with the keys' part transposed.
 const KV_B: Names = ("", "self_attn.kv_b_proj");
+const K_B: Names = ("attn_k_b", "");
+const V_B: Names = ("attn_v_b", "");
 const INDEX_Q: Names = ("indexer.attn_q_b", "self_attn.indexer.wq_b");
 const INDEX_K: Names = ("indexer.attn_k", "self_attn.indexer.wk");
 const INDEX_K_NORM: Names = ("indexer.k_norm", "self_attn.indexer.k_norm");
 const INDEX_HEADS: Names = ("indexer.proj", "self_attn.indexer.weights_proj");
-const INDEX_GATE: Names = ("indexer.kpool_gate", "self_attn.indexer.index_kpool_compress_gate");
-const INDEX_BIAS: Names = ("indexer.kpool_ape", "self_attn.indexer.index_kpool_compress_ape");
-/// Of the norm of the indexer's keys, in no configuration.
-const INDEX_EPS: f32 = 1e-6;
+const INDEX_GATE: Names = ("indexer_compressor_gate.weight", "self_attn.indexer.index_kpool_compress_gate");
+const INDEX_BIAS: Names = ("indexer_compressor_ape.weight", "self_attn.indexer.index_kpool_compress_ape");
 
 const ROUTER: Names = ("ffn_gate_inp", "mlp.gate");
 const ROUTER_BIAS: Names = ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias");
@@ -100,13 +101,12 @@ struct Glm5Next {
 }
 
 pub(crate) fn load(ck: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
-    match ck {
-        Checkpoint::Hf(d) => Ok(Box::new(Glm5Next::from_hf(ck, text_config(d.config()))?)),
-        Checkpoint::Gguf(_) => {
-            Err(ck.bad("general.architecture", "is read from Hugging Face directories only, so far"))
-        }
-        Checkpoint::Shape(_) => Err(ck.bad("shape", "of this architecture is not known")),
-    }
+    let model = match ck {
+        Checkpoint::Gguf(g) => Glm5Next::from_gguf(ck, g.metadata())?,
+        Checkpoint::Hf(d) => Glm5Next::from_hf(ck, text_config(d.config()))?,
+        Checkpoint::Shape(_) => return Err(ck.bad("shape", "of this architecture is not known")),
+    };
+    Ok(Box::new(model))
 }
 
 impl Model for Glm5Next {
@@ -205,8 +205,11 @@ impl<'a> Step<'a> {
     fn delta_attention(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (rule, hidden) = (self.m.sizes.delta, self.m.hyper.hidden);
         let (width, heads) = (rule.v_heads * rule.v_dim, rule.v_heads);
-        let qkv = self.ck.joined(&DELTA_QKV.map(|n| (n, "weight", width)), self.layer, &[hidden])?;
-        let qkv = self.product(x, qkv, "qkv");
+        let mut parts = Vec::with_capacity(DELTA_QKV.len());
+        for names in DELTA_QKV {
+            parts.push(self.linear(x, names, [width, hidden], "qkv")?);
+        }
+        let qkv = self.b.concat(&parts, "qkv");
         let qkv = self.delta_conv(qkv, width)?;
         let g = self.decay(x)?;
         let beta = self.linear(x, DELTA_BETA, [heads, hidden], "beta")?;
@@ -235,10 +238,12 @@ impl<'a> Step<'a> {
         let f = self.low_rank(x, DELTA_FORGET, [rule.decays(), rule.k_dim, hidden], "forget")?;
         let dt = self.weight(DELTA_DT, "", &[rule.decays()])?;
         let f = self.b.bias_add(f, dt);
-        let rate = self.ck.mapped(DELTA_DECAY, self.layer, "", &[rule.v_heads], WeightMap::Exp)?;
+        let map = if self.ck.is_hf() { WeightMap::NegExp } else { WeightMap::None };
+        let rate = self.ck.mapped(DELTA_DECAY, self.layer, "", &[rule.v_heads], map)?;
         let rate = self.b.weight(rate);
         let f = self.b.scale_vec(f, rate);
-        Ok(self.b.act(f, Act { post: self.m.sizes.lower_bound, ..SIGMOID }))
+        // The rate is negative, as decay rates are kept.
+        Ok(self.b.act(f, Act { pre: -1.0, post: self.m.sizes.lower_bound, ..SIGMOID }))
     }
 
     /// Latent attention of `x [rows, hidden]` to the blocks of positions that an indexer chooses.
@@ -263,6 +268,10 @@ impl<'a> Step<'a> {
     /// `kv_b_proj` as two matrices per head: from keys to latents, from latents to values.
     fn absorbed(&mut self) -> Result<[WeightId; 2], ModelError> {
         let (heads, s) = (self.m.hyper.heads, &self.m.sizes);
+        if !self.ck.is_hf() {
+            let keys = self.weight(K_B, "weight", &[heads, s.latent, s.k_dim])?;
+            return Ok([keys, self.weight(V_B, "weight", &[heads, s.v_dim, s.latent])?]);
+        }
         let group = s.k_dim + s.v_dim;
         let keys = HeadRows { group, from: 0, len: s.k_dim, transposed: true };
         let values = HeadRows { group, from: s.k_dim, len: s.v_dim, transposed: false };
@@ -282,7 +291,7 @@ impl<'a> Step<'a> {
         let norm = [(INDEX_K_NORM, "weight", dim), (INDEX_K_NORM, "bias", dim)];
         let norm = self.ck.joined(&norm, self.layer, &[])?;
         let norm = self.b.weight(norm);
-        let k = self.b.layer_norm(k, norm, Norm { eps: INDEX_EPS, group: dim });
+        let k = self.b.layer_norm(k, norm, Norm { eps: s.index_eps, group: dim });
         let gate = self.weight(INDEX_GATE, "", &[dim, hidden])?;
         let gate = self.b.matmul(x, gate, "index_gate");
         let state = self.b.state(StateDecl {
@@ -326,8 +335,12 @@ impl<'a> Step<'a> {
     /// SwiGLU of bounded inputs, as large ones spoil low precisions.
     fn swiglu(&mut self, gate: ValueId, up: ValueId) -> ValueId {
         let high = self.m.sizes.limit;
-        let gate = self.b.clamp(gate, Clamp { low: f32::NEG_INFINITY, high });
-        let up = self.b.clamp(up, Clamp { low: -high, high });
+        let (gate, up) = if high.is_finite() {
+            let gate = self.b.clamp(gate, Clamp { low: f32::NEG_INFINITY, high });
+            (gate, self.b.clamp(up, Clamp { low: -high, high }))
+        } else {
+            (gate, up)
+        };
         let gate = self.b.silu(gate);
         self.b.mul(gate, up)
     }
@@ -369,12 +382,7 @@ impl<'a> Step<'a> {
         Ok(self.b.rms_norm(x, w, self.m.hyper.norm_eps))
     }
 
-    fn product(&mut self, x: ValueId, decl: WeightDecl, name: &str) -> ValueId {
-        let w = self.b.weight(decl);
-        self.b.matmul(x, w, name)
-    }
-
-    /// `x W^T`.
+    /// `x W^T`, with the tensor's scale and then its bias where the file has them.
     fn linear(
         &mut self,
         x: ValueId,
@@ -382,8 +390,17 @@ impl<'a> Step<'a> {
         shape: [usize; 2],
         name: &str,
     ) -> Result<ValueId, ModelError> {
-        let decl = self.ck.weight(names, self.layer, "weight", &shape)?;
-        Ok(self.product(x, decl, name))
+        let w = self.weight(names, "weight", &shape)?;
+        let mut y = self.b.matmul(x, w, name);
+        if let Some(scale) = self.ck.optional(names, self.layer, "scale", &[1])? {
+            let scale = self.b.weight(scale);
+            y = self.b.scale(y, scale);
+        }
+        if let Some(bias) = self.ck.optional(names, self.layer, "bias", &[shape[0]])? {
+            let bias = self.b.weight(bias);
+            y = self.b.bias_add(y, bias);
+        }
+        Ok(y)
     }
 
     /// A product in two steps, `[n, rank] [rank, k]`.
@@ -398,7 +415,7 @@ impl<'a> Step<'a> {
         self.linear(low, b, [n, rank], name)
     }
 
-    /// Products with each row's experts.
+    /// Products with each row's experts, and scales where the file has those.
     fn experts(
         &mut self,
         x: ValueId,
@@ -409,7 +426,14 @@ impl<'a> Step<'a> {
     ) -> Result<ValueId, ModelError> {
         let decl = self.ck.experts(names, self.number(), shape)?;
         let w = self.b.weight(decl);
-        Ok(self.b.grouped_matmul(x, ids, w, name))
+        let y = self.b.grouped_matmul(x, ids, w, name);
+        match self.ck.optional(names, self.layer, "scale", &[shape[0]])? {
+            Some(scales) => {
+                let scales = self.b.weight(scales);
+                Ok(self.b.expert_scale(y, ids, scales))
+            }
+            None => Ok(y),
+        }
     }
 
     fn recurrent(&mut self, name: &str, width: usize) -> StateId {

@@ -71,10 +71,10 @@ fn absorbed_weights_are_parts_of_one_tensor() {
         }
     }
     let decay = graph.weights.iter().find(|w| w.name.ends_with("layers.0.self_attn.A_log")).unwrap();
-    assert_eq!(decay.map, WeightMap::Exp);
+    assert_eq!(decay.map, WeightMap::NegExp);
     let joined =
-        graph.weights.iter().find(|w| w.name.contains("layers.0.self_attn.q_proj.weight + ")).unwrap();
-    assert_eq!((joined.shape.as_slice(), joined.tensors.len()), (&[192, 64][..], 3));
+        graph.weights.iter().find(|w| w.name.contains("layers.0.self_attn.q_conv1d.weight + ")).unwrap();
+    assert_eq!((joined.shape.as_slice(), joined.tensors.len()), (&[192, 4][..], 3));
 }
 
 /// Published configurations may give the linear layers' sizes in a group of their own.

@@ -100,6 +100,7 @@ impl<'a> Row<'a> {
                     self.quantize(&scratch[..x.len()]);
                 }
                 Op::Reshape(_) => self.out::<f32>(0).copy_from_slice(self.f32(0)),
+                Op::Concat => self.concat(),
                 Op::BiasAdd => k.add(self.f32(0), self.vector(), self.out(0)),
                 Op::Scale => self.scale(self.vector().first().copied().unwrap_or(1.0)),
                 Op::ExpertScale => self.expert_scale(),
@@ -180,6 +181,18 @@ impl<'a> Row<'a> {
             for (x, out) in x.chunks_exact(last).zip(out.chunks_exact_mut(q8_row_bytes(last))) {
                 (self.run.quantize)(x, out);
             }
+        }
+    }
+
+    unsafe fn concat(&self) {
+        // SAFETY: as in `compute`.
+        let mut rest = unsafe { self.out::<f32>(0) };
+        for input in 0..self.step.inputs.len() {
+            // SAFETY: as in `compute`.
+            let x = unsafe { self.f32(input) };
+            let (part, tail) = rest.split_at_mut(x.len());
+            part.copy_from_slice(x);
+            rest = tail;
         }
     }
 

@@ -1,9 +1,10 @@
-//! Sizes of GLM-5.3-Flash, read from `config.json`, and checked.
+//! Sizes of GLM-5.3-Flash, read from `config.json` or a GGUF file's keys, and checked.
 
+use minfer_format::Metadata;
 use minfer_graph::{DeltaRule, HyperMix};
 use serde_json::Value as Json;
 
-use super::{ARCH, Glm5Next};
+use super::{ARCH, DELTA_DECAY, Glm5Next};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::EMBED;
 use crate::error::ModelError;
@@ -32,7 +33,9 @@ pub(super) struct Sizes {
     pub(super) block: usize,
     /// Blocks that a row attends to.
     pub(super) top: usize,
-    /// Largest number that SwiGLU's inputs may have.
+    /// Of the norm of the indexer's keys.
+    pub(super) index_eps: f32,
+    /// Largest number that SwiGLU's inputs may have; infinite where there is no bound.
     pub(super) limit: f32,
     pub(super) shared_ffn: usize,
     /// Factor on the experts' weights.
@@ -63,10 +66,64 @@ impl Glm5Next {
             index_heads: c.need("index_n_heads")?,
             index_dim: c.need("index_head_dim")?,
             block,
+            // In no configuration.
+            index_eps: 1e-6,
             top: c.need("index_topk")? / block.max(1),
             limit: c.float("swiglu_limit")?.unwrap_or(10.0),
             shared_ffn: c.opt("n_shared_experts", 1)?.saturating_mul(experts.ffn),
             routed_scale: c.float("routed_scaling_factor")?.unwrap_or(1.0),
+        };
+        let model = Glm5Next { hyper, experts, sizes };
+        model.check(ck)?;
+        Ok(model)
+    }
+
+    pub(super) fn from_gguf(ck: &Checkpoint, m: &Metadata) -> Result<Glm5Next, ModelError> {
+        let key = |suffix: &str| format!("{ARCH}.{suffix}");
+        let need = |suffix: &str| m.usize(&key(suffix));
+        let refuse = |suffix: &str, why: &str| Err(ck.bad(&key(suffix), why));
+        if need("expert_gating_func")? != 2 {
+            return refuse("expert_gating_func", "is not 2 (sigmoid), the one that is supported");
+        }
+        if m.opt_usize(&key("expert_group_count"))?.unwrap_or(0) > 1 {
+            return refuse("expert_group_count", "is above 1, which is not supported");
+        }
+        if m.opt_bool(&key("attention.indexer.kpool_select_tail"))? == Some(false) {
+            return refuse("attention.indexer.kpool_select_tail", "is false, which is not supported");
+        }
+        let hyper = hyper_from_gguf(ck, m)?;
+        let experts = Experts {
+            count: need("expert_count")?,
+            used: need("expert_used_count")?,
+            ffn: need("expert_feed_forward_length")?,
+            renormalise: m.opt_bool(&key("expert_weights_norm"))?.unwrap_or(true),
+            dense_layers: (0..need("leading_dense_block_count")?.min(hyper.layers)).collect(),
+        };
+        let attends = (0..hyper.layers).map(|i| Ok(!ck.has(DELTA_DECAY, Some(i), "")?));
+        let (block, dim) = (need("attention.indexer.kpool")?, need("kda.head_dim")?);
+        let sizes = Sizes {
+            mix: HyperMix {
+                n: need("hyper_connection.count")?,
+                iterations: need("hyper_connection.sinkhorn_iterations")?,
+                eps: m.f32(&key("hyper_connection.epsilon"))?,
+            },
+            attends: attends.collect::<Result<_, ModelError>>()?,
+            delta: kimi(hyper.heads, dim),
+            conv: need("ssm.conv_kernel")?,
+            lower_bound: m.f32(&key("kda.gate_lower_bound"))?,
+            q_rank: need("attention.q_lora_rank")?,
+            latent: need("attention.kv_lora_rank")?,
+            k_dim: need("attention.key_length_mla")?,
+            v_dim: need("attention.value_length_mla")?,
+            index_heads: need("attention.indexer.head_count")?,
+            index_dim: need("attention.indexer.key_length")?,
+            block,
+            top: need("attention.indexer.top_k")? / block.max(1),
+            index_eps: m.opt_f32(&key("attention.layer_norm_epsilon"))?.unwrap_or(1e-6),
+            limit: limit_from_gguf(ck, m)?,
+            shared_ffn: m.opt_usize(&key("expert_shared_count"))?.unwrap_or(1).saturating_mul(experts.ffn),
+            // Files have 0 where there is no scale.
+            routed_scale: m.opt_f32(&key("expert_weights_scale"))?.filter(|&s| s != 0.0).unwrap_or(1.0),
         };
         let model = Glm5Next { hyper, experts, sizes };
         model.check(ck)?;
@@ -99,9 +156,13 @@ impl Glm5Next {
         let numbers = [
             ("hyper-connection epsilon", s.mix.eps, s.mix.eps >= 0.0),
             ("linear_lower_bound", s.lower_bound, s.lower_bound < 0.0),
-            ("swiglu_limit", s.limit, s.limit > 0.0),
+            ("indexer norm epsilon", s.index_eps, s.index_eps >= 0.0),
             ("routed_scaling_factor", s.routed_scale, true),
         ];
+        // Infinite where a GGUF file has none.
+        if s.limit.is_nan() || s.limit <= 0.0 {
+            return Err(ck.bad("swiglu_limit", format!("is {}", s.limit)));
+        }
         match numbers.iter().find(|(_, x, fits)| !(x.is_finite() && *fits)) {
             Some((what, x, _)) => Err(ck.bad(what, format!("is {x}"))),
             None => Ok(()),
@@ -186,8 +247,52 @@ fn linear_size(c: &Config<'_>, grouped: &str, plain: &str, default: usize) -> Re
 
 fn delta_rule(c: &Config<'_>) -> Result<DeltaRule, ModelError> {
     let heads = linear_size(c, "num_heads", "linear_num_heads", 64)?;
-    let dim = linear_size(c, "head_dim", "linear_head_dim", 128)?;
-    Ok(DeltaRule { k_heads: heads, v_heads: heads, k_dim: dim, v_dim: dim, tiled: false, per_channel: true })
+    Ok(kimi(heads, linear_size(c, "head_dim", "linear_head_dim", 128)?))
+}
+
+/// The delta rule of Kimi delta attention.
+fn kimi(heads: usize, dim: usize) -> DeltaRule {
+    DeltaRule { k_heads: heads, v_heads: heads, k_dim: dim, v_dim: dim, tiled: false, per_channel: true }
+}
+
+fn hyper_from_gguf(ck: &Checkpoint, m: &Metadata) -> Result<Hyper, ModelError> {
+    let key = |suffix: &str| format!("{ARCH}.{suffix}");
+    let need = |suffix: &str| m.usize(&key(suffix));
+    let heads = need("attention.head_count")?;
+    // Draft heads count as blocks in the file.
+    let drafts = m.opt_usize(&key("nextn_predict_layers"))?.unwrap_or(0);
+    Ok(Hyper {
+        arch: ARCH,
+        layers: need("block_count")?.saturating_sub(drafts),
+        hidden: need("embedding_length")?,
+        ffn: need("feed_forward_length")?,
+        heads,
+        kv_heads: heads,
+        head_dim: need("attention.key_length_mla")?,
+        vocab: ck.rows_of(EMBED)?,
+        context: need("context_length")?,
+        norm_eps: m.f32(&key("attention.layer_norm_rms_epsilon"))?,
+        rope_theta: 10_000.0,
+        rope_dims: 0,
+        scaling: Scaling::None,
+        experts: None,
+    })
+}
+
+/// The one bound of all layers, of experts and others alike; files have 0 where there is none.
+fn limit_from_gguf(ck: &Checkpoint, m: &Metadata) -> Result<f32, ModelError> {
+    let mut limits = vec![];
+    for suffix in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+        limits.extend_from_slice(m.opt_f32s(&format!("{ARCH}.{suffix}"))?.unwrap_or_default());
+    }
+    match limits.split_first() {
+        Some((first, rest)) if rest.iter().any(|limit| limit != first) => {
+            let why = "has different numbers for different layers, which is not supported";
+            Err(ck.bad(&format!("{ARCH}.swiglu_clamp_exp"), why))
+        }
+        Some((&first, _)) if first != 0.0 => Ok(first),
+        _ => Ok(f32::INFINITY),
+    }
 }
 
 /// The bound of the log-decays, -5 unless said otherwise.
