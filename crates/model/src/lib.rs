@@ -9,6 +9,7 @@
 mod checkpoint;
 mod decoder;
 mod error;
+mod glm5_next;
 mod hyper;
 mod llama;
 mod ngram;
@@ -85,13 +86,14 @@ pub struct Architecture {
 }
 
 /// Every architecture.
-pub const ARCHITECTURES: [Architecture; 5] = [
+pub const ARCHITECTURES: [Architecture; 6] = [
     Architecture { gguf: "llama", hf: &["llama"], load: llama::load },
     Architecture { gguf: "qwen2", hf: &["qwen2"], load: qwen2::load },
     Architecture { gguf: "qwen3", hf: &["qwen3"], load: qwen3::load },
     Architecture { gguf: "qwen3moe", hf: &["qwen3_moe"], load: qwen3_moe::load },
-    // The second type has the decoder's configuration under `text_config`.
+    // The second type of each has the decoder's configuration under `text_config`.
     Architecture { gguf: "qwen4exp", hf: &["qwen4_exp_text", "qwen4_exp"], load: qwen4_exp::load },
+    Architecture { gguf: "glm5-next", hf: &["glm5_next_text", "glm5_next"], load: glm5_next::load },
 ];
 
 /// Recognises the architecture of a checkpoint and reads its hyper-parameters.

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use minfer_graph::{
     Act, ActKind, Attend, AttendBlocks, Conv1d, Dim, Graph, GraphBuilder, IndexSelect, Norm, Op, PoolKeys,
-    RopeStyle, Router, Scoring, Slice, StateDecl, StateId, StateKind, Streams, ValueId, ValueType,
-    WeightDecl, WeightId, WeightMap,
+    RopeStyle, Slice, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightDecl, WeightId,
+    WeightMap,
 };
 
 use crate::Model;
@@ -307,9 +307,11 @@ impl<'a> Step<'a> {
         let pool = PoolKeys { block: s.block, raw: 2, pooled: 3, eps: h.norm_eps, inv_freq };
         self.b.pool_keys(self.tables, self.slots, norm, state, pool);
         let scale = 1.0 / (s.index_dim as f32).sqrt();
-        let select = IndexSelect { heads: s.index_heads, block: s.block, top: s.top, pooled: 3, scale };
-        let blocks = self.b.index_select(index_q, self.tables, state, select);
-        let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale: 1.0 / (dim as f32).sqrt() };
+        let (heads, top, block) = (s.index_heads, s.top, s.block);
+        let select = IndexSelect { heads, block, top, pooled: 3, scale, weighted: false };
+        let blocks = self.b.index_select(index_q, self.tables, None, state, select);
+        let scale = 1.0 / (dim as f32).sqrt();
+        let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale, v_part: 1 };
         let attend = AttendBlocks { attend, block: s.block };
         let attended = self.b.attend_blocks(q, self.tables, blocks, state, attend);
         let gate = self.b.act(gate, SIGMOID);
@@ -342,8 +344,7 @@ impl<'a> Step<'a> {
     fn moe(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (e, hidden) = (&self.m.experts, self.m.hyper.hidden);
         let logits = self.linear(x, ROUTER, [e.count, hidden], "router_logits")?;
-        let router = Router { scoring: Scoring::Softmax, top_k: e.used, renormalise: e.renormalise };
-        let (ids, weights) = self.b.router(logits, router);
+        let (ids, weights) = self.b.router(logits, None, e.softmax_router());
         let (gate, up) = self.gate_up(x, ids)?;
         let gate = self.b.silu(gate);
         let inner = self.b.mul(gate, up);

@@ -1,6 +1,7 @@
 //! What the engine's integration tests share: fixtures, engines, comparisons.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod parts;
 pub mod tiny;
 
 use std::path::{Path, PathBuf};
@@ -60,6 +61,11 @@ impl Golden {
     pub fn ids(&self, name: &str) -> Vec<u32> {
         let (_, bytes) = self.tensor(name);
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
+    }
+
+    /// All numbers of an i32 tensor.
+    pub fn i32s(&self, name: &str) -> Vec<i32> {
+        parts::integers(&self.tensor(name).1)
     }
 
     /// All truth values of a boolean tensor.
