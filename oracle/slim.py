@@ -9,6 +9,9 @@ layer's parts and the rows of the n-gram table. Adds to report.json the smallest
 gap between the last chosen and the first refused expert: a test may ask for equal expert ids only
 while the arithmetic differs by far less than this gap.
 
+Families that also see images keep their decoder one level deeper (`model.language_model`); their vision tower stays
+behind.
+
 Also writes config.legacy.json, the same configuration under the names that published checkpoints
 use (transformers before 5): rope_theta and rope_scaling, torch_dtype, num_experts. Newer families have none.
 """
@@ -26,6 +29,10 @@ ROUTER = re.compile(r"full/model\.layers\.\d+\.mlp\.gate\.[012]$")
 PARTS = re.compile(
     r"full/(ngram_row_ids|model\.embed_tokens|model\.hyper_connection_mixer|model\.layers\.\d+"
     r"(\.(attn_hyper_connection\.[02]|linear_attn|self_attn\.0|self_attn\.indexer|ple|mlp))?)$")
+# The same under `model.language_model`.
+NESTED = re.compile(
+    r"full/model\.language_model\.(norm|layers\.\d+\."
+    r"(attn_hc\.[01]|self_attn|self_attn\.0|self_attn\.indexer|mlp|mlp\.gate\.[012]))$")
 LEGACY = ["llama", "qwen2", "qwen3", "qwen3_moe"]
 LOGITS = ["input_ids", "full.logits", "decode.logits", "chunked.logits"]
 
@@ -57,12 +64,18 @@ def main(source, target):
     with open(os.path.join(source, "config.json")) as f:
         config = json.load(f)
     hybrid = config["model_type"] not in LEGACY
-    keep = lambda k: k in LOGITS or ROUTER.match(k) or hybrid and PARTS.match(k)
+    nested = "text_config" in config
+    keep = lambda k: k in LOGITS or ROUTER.match(k) or hybrid and (NESTED if nested else PARTS).match(k)
     with safe_open(os.path.join(source, "golden.safetensors"), "pt") as f:
         golden = {k: f.get_tensor(k) for k in f.keys() if keep(k)}
     save_file(golden, os.path.join(target, "golden.safetensors"))
-    for name in ["config.json", "model.safetensors"]:
-        shutil.copyfile(os.path.join(source, name), os.path.join(target, name))
+    shutil.copyfile(os.path.join(source, "config.json"), os.path.join(target, "config.json"))
+    with safe_open(os.path.join(source, "model.safetensors"), "pt") as f:
+        tensors = {k: f.get_tensor(k) for k in f.keys() if not k.startswith("model.visual.")}
+        if len(tensors) < len(f.keys()):
+            save_file(tensors, os.path.join(target, "model.safetensors"), f.metadata())
+        else:
+            shutil.copyfile(os.path.join(source, "model.safetensors"), os.path.join(target, "model.safetensors"))
     if not hybrid:
         with open(os.path.join(target, "config.legacy.json"), "w") as f:
             json.dump(legacy(config), f, indent=2)
@@ -70,7 +83,7 @@ def main(source, target):
     with open(os.path.join(source, "report.json")) as f:
         report = json.load(f)
     margin = router_margin(golden, config.get("num_experts_per_tok", 0))
-    if margin is not None:
+    if margin is not None and not nested:
         report["router_margin"] = margin
     with open(os.path.join(target, "report.json"), "w") as f:
         json.dump(report, f, indent=1)

@@ -3,7 +3,7 @@
 //! Every element stands alone, so where the compiler vectorises a loop the AVX2 kernel is the scalar
 //! source compiled once more with the wider instructions; only the exponential is written out.
 
-use minfer_graph::Act;
+use minfer_graph::{Act, Clamp};
 
 use crate::Kernels;
 
@@ -44,6 +44,27 @@ impl Kernels {
         assert!(a.len() == sum.len() && b.len() == sum.len(), "fold: lengths differ");
         // SAFETY: as in `add`.
         unsafe { (self.fold)(a, b, sum) }
+    }
+
+    /// `out = x * weight`, each number of the weight for `x.len() / weight.len()` consecutive ones.
+    pub fn scale_groups(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
+        if x.len() == weight.len() {
+            return self.mul(x, weight, out);
+        }
+        assert!(x.len() == out.len() && !weight.is_empty(), "scale_groups: lengths differ");
+        let group = (x.len() / weight.len()).max(1);
+        for ((x, out), w) in x.chunks(group).zip(out.chunks_mut(group)).zip(weight) {
+            out.iter_mut().zip(x).for_each(|(o, x)| *o = x * w);
+        }
+    }
+
+    /// Numbers within the bounds; NaN stays NaN.
+    pub fn clamp(&self, c: Clamp, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "clamp: lengths differ");
+        for (o, &x) in out.iter_mut().zip(x) {
+            let x = if x < c.low { c.low } else { x };
+            *o = if x > c.high { c.high } else { x };
+        }
     }
 
     /// `out = post * f(pre * x)`.
@@ -184,7 +205,7 @@ pub(crate) mod avx2 {
 
 #[cfg(test)]
 mod tests {
-    use minfer_graph::{Act, ActKind};
+    use minfer_graph::{Act, ActKind, Clamp};
 
     use crate::Kernels;
     use crate::testing::{Rng, assert_close, assert_same_bits, with_edge_cases};
@@ -220,6 +241,14 @@ mod tests {
         let (a, b) = ([1.5, -2.0, 0.25], [2.0, 3.0, -1.0]);
         assert_eq!(binary(|o| k.add(&a, &b, o), 3), [3.5, 1.0, -0.75]);
         assert_eq!(binary(|o| k.mul(&a, &b, o), 3), [3.0, -6.0, -0.25]);
+        let x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        assert_eq!(binary(|o| k.scale_groups(&x, &b, o), 6), [2.0, 4.0, 9.0, 12.0, -5.0, -6.0]);
+        assert_eq!(binary(|o| k.scale_groups(&a, &b, o), 3), [3.0, -6.0, -0.25]);
+        let clamp = Clamp { low: f32::NEG_INFINITY, high: 2.0 };
+        let got = binary(|o| k.clamp(clamp, &[-5.0, 2.5, f32::INFINITY, f32::NAN], o), 4);
+        assert_eq!(got[..3], [-5.0, 2.0, 2.0]);
+        assert!(got[3].is_nan());
+        assert_eq!(binary(|o| k.clamp(Clamp { low: -1.0, high: 2.0 }, &[-5.0, 1.5], o), 2), [-1.0, 1.5]);
     }
 
     /// Against f64; the exponential and three roundings, bound 5e-7.

@@ -4,6 +4,7 @@
 
 use minfer_graph::{PoolKeys, RopeStyle};
 
+use crate::math::exp;
 use crate::{Kernels, rope};
 
 /// Working memory of [`Kernels::pool_key`], one per thread.
@@ -54,6 +55,42 @@ impl Kernels {
         rope::table(&pool.inv_freq, 1.0, first, &mut s.table);
         self.rope(RopeStyle::HalfSplit, &s.row, s.row.len(), &s.table, &mut s.key);
         &s.key
+    }
+
+    /// The index key of a block by gates: `out = sum_j w_j * keys_j / sum_j w_j` in each channel, with
+    /// `w_j = exp(gates_j + bias_j - max)`, positions `j` in ascending order. `keys`, `gates` and `bias` are
+    /// `[block, out.len()]`. One definition for every instruction set: it runs once per block.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn gated_key(&self, keys: &[f32], gates: &[f32], bias: &[f32], out: &mut [f32]) {
+        let width = out.len();
+        assert!(keys.len() == gates.len() && keys.len() == bias.len() && width > 0, "gated_key: rows");
+        for (c, out) in out.iter_mut().enumerate() {
+            let at = (c..keys.len()).step_by(width);
+            let max = at.clone().map(|i| gates[i] + bias[i]).fold(f32::NEG_INFINITY, f32::max);
+            let (mut sum, mut mean) = (0.0, 0.0);
+            for i in at {
+                let w = exp(gates[i] + bias[i] - max);
+                sum += w;
+                mean = w.mul_add(keys[i], mean);
+            }
+            *out = mean / sum;
+        }
+    }
+
+    /// [`Kernels::index_score`] with a weight for each head: `sum_h weights[h] * relu(dot(q_h, key)) * scale`.
+    ///
+    /// # Panics
+    /// When `key` is empty.
+    pub fn weighted_index_score(&self, q: &[f32], key: &[f32], weights: &[f32], scale: f32) -> f32 {
+        let mut sum = 0.0;
+        for (q, w) in q.chunks_exact(key.len()).zip(weights) {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            let product = unsafe { (self.dot)(q, key) };
+            sum = w.mul_add(if product > 0.0 { product } else { 0.0 }, sum);
+        }
+        sum * scale
     }
 
     /// `sum_h relu(dot(q_h, key)) * scale`, heads in ascending order, each dot product in lanes. `q` is
@@ -135,6 +172,32 @@ mod tests {
         assert_close(&[got], &[want], 1e-5);
         assert_same_bits(&[got], &[Kernels::scalar().index_score(&q, &key, 0.5)]);
         assert_eq!(Kernels::detect().index_score(&[f32::NAN, -1.0, 2.0], &[1.0], 1.0), 2.0);
+        let weights = [0.5, -2.0, 1.5];
+        let want = 0.5 * (0..3).map(|h| f64::from(weights[h]) * dot(h).max(0.0)).sum::<f64>();
+        let got = Kernels::detect().weighted_index_score(&q, &key, &weights, 0.5);
+        assert_close(&[got], &[want], 2e-5);
+        assert_same_bits(&[got], &[Kernels::scalar().weighted_index_score(&q, &key, &weights, 0.5)]);
+    }
+
+    /// Against f64; weighted means of 4 numbers within 2: 1e-6. Gates far apart choose one row.
+    #[test]
+    fn gates_weigh_the_rows_of_each_channel() {
+        let mut rng = Rng::new(103);
+        let (keys, bias) = (rng.floats(4 * 5, 2.0), rng.floats(4 * 5, 1.0));
+        let mut gates = rng.floats(4 * 5, 3.0);
+        gates[2 * 5] = 1e4;
+        let want: Vec<f64> = (0..5)
+            .map(|c| {
+                let gate = |j: usize| f64::from(gates[j * 5 + c] + bias[j * 5 + c]);
+                let max = (0..4).map(gate).fold(f64::MIN, f64::max);
+                let w = |j: usize| (gate(j) - max).exp();
+                (0..4).map(|j| w(j) * f64::from(keys[j * 5 + c])).sum::<f64>() / (0..4).map(w).sum::<f64>()
+            })
+            .collect();
+        let mut got = [0.0; 5];
+        Kernels::detect().gated_key(&keys, &gates, &bias, &mut got);
+        assert_close(&got, &want, 1e-6);
+        assert_eq!(got[0], keys[10]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Experts: from a row of router logits to the chosen experts and their weights, and the weighted sum
 //! of what they returned. The expert products themselves are matrix products and live with those.
 
+use minfer_graph::{Router, Scoring};
+
+use crate::math::exp;
 use crate::{Kernels, select::top_k};
 
 impl Kernels {
@@ -14,26 +17,48 @@ impl Kernels {
         unsafe { (self.softmax)(x, out) }
     }
 
-    /// Chooses `ids.len()` experts by softmax probability and writes ids and weights in rank order.
+    /// Chooses `ids.len()` experts by score, plus `bias` where there is one, and writes ids and scores in rank order.
     ///
-    /// Equal probabilities: the lower expert. `renormalize` divides the weights by their sum, taken
-    /// in rank order. `probabilities` is scratch as long as `logits`.
+    /// Equal scores: the lower expert. If asked for, the scores are divided by their sum, taken in rank order (for
+    /// sigmoids plus 1e-20, as they may all be 0), and then multiplied by the scale. `scratch` is twice as long as
+    /// `logits`.
     ///
     /// # Panics
     /// When the lengths do not fit.
     pub fn route(
         &self,
+        r: &Router,
         logits: &[f32],
-        renormalize: bool,
-        probabilities: &mut [f32],
+        bias: &[f32],
+        scratch: &mut [f32],
         ids: &mut [i32],
         weights: &mut [f32],
     ) {
-        self.softmax(logits, probabilities);
-        top_k(probabilities, ids, weights);
-        if renormalize {
-            let sum = weights.iter().fold(0.0, |sum, w| sum + w);
+        let (scores, choice) = scratch.split_at_mut(logits.len());
+        let floor = match r.scoring {
+            Scoring::Softmax => {
+                self.softmax(logits, scores);
+                0.0
+            }
+            Scoring::Sigmoid => {
+                scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + exp(-x)));
+                1e-20
+            }
+        };
+        if r.biased {
+            let choice = &mut choice[..logits.len()];
+            self.add(scores, bias, choice);
+            top_k(choice, ids, weights);
+            weights.iter_mut().zip(ids.iter()).for_each(|(w, &id)| *w = scores[id as usize]);
+        } else {
+            top_k(scores, ids, weights);
+        }
+        if r.renormalise {
+            let sum = weights.iter().fold(0.0, |sum, w| sum + w) + floor;
             weights.iter_mut().for_each(|w| *w /= sum);
+        }
+        if r.scale != 1.0 {
+            weights.iter_mut().for_each(|w| *w *= r.scale);
         }
     }
 
@@ -116,6 +141,8 @@ pub(crate) mod avx2 {
 
 #[cfg(test)]
 mod tests {
+    use minfer_graph::{Router, Scoring};
+
     use crate::Kernels;
     use crate::testing::{Rng, assert_close, assert_same_bits, with_edge_cases};
 
@@ -147,14 +174,33 @@ mod tests {
     fn routing_takes_the_lower_expert_of_equals_and_renormalises() {
         let k = Kernels::detect();
         let logits = [0.0, 2.0, 1.0, 2.0, -1.0];
-        let (mut p, mut ids, mut w) = ([0.0; 5], [0; 3], [0.0; 3]);
-        k.route(&logits, false, &mut p, &mut ids, &mut w);
+        let (mut p, mut ids, mut w) = ([0.0; 10], [0; 3], [0.0; 3]);
+        let plain =
+            Router { scoring: Scoring::Softmax, top_k: 3, renormalise: false, biased: false, scale: 1.0 };
+        k.route(&plain, &logits, &[], &mut p, &mut ids, &mut w);
         assert_eq!(ids, [1, 3, 2]);
         assert_eq!(w, [p[1], p[3], p[2]]);
         let sum = w[0] + w[1] + w[2];
         let want = w.map(|w| w / sum);
-        k.route(&logits, true, &mut p, &mut ids, &mut w);
+        k.route(&Router { renormalise: true, ..plain }, &logits, &[], &mut p, &mut ids, &mut w);
         assert_eq!(w, want);
+    }
+
+    /// Sigmoids of 0, ln 3 and -ln 3 are 1/2, 3/4 and 1/4, to 3e-7.
+    #[test]
+    fn a_bias_chooses_but_does_not_weigh() {
+        let r = Router { scoring: Scoring::Sigmoid, top_k: 2, renormalise: false, biased: true, scale: 1.0 };
+        let (logits, bias) = ([0.0, 3f32.ln(), -3f32.ln(), 0.0], [0.0, -0.6, 0.6, -0.1]);
+        let (mut scratch, mut ids, mut w) = ([0.0; 8], [0; 2], [0.0; 2]);
+        Kernels::detect().route(&r, &logits, &bias, &mut scratch, &mut ids, &mut w);
+        assert_eq!(ids, [2, 0]);
+        assert_close(&w, &[0.25, 0.5], 3e-7);
+        let r = Router { renormalise: true, scale: 2.5, ..r };
+        Kernels::detect().route(&r, &logits, &bias, &mut scratch, &mut ids, &mut w);
+        assert_close(&w, &[2.5 / 3.0, 5.0 / 3.0], 2e-6);
+        // Scores that are all zero stay zero.
+        Kernels::detect().route(&r, &[-200.0; 4], &bias, &mut scratch, &mut ids, &mut w);
+        assert_eq!((ids, w), ([2, 0], [0.0; 2]));
     }
 
     /// Against f64; at most four terms below 4 each, bound 1e-6.

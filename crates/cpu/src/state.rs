@@ -80,13 +80,13 @@ impl PagedState {
         self.pages * PAGE
     }
 
-    /// Keys and values for reading. There are at least two parts, as graph validation has checked.
+    /// Keys (part 0) and values for reading. The parts exist, as graph validation has checked.
     ///
     /// # Safety
     /// As [`PagedState::rows`].
-    pub(crate) unsafe fn view(&self) -> KvView<'_> {
+    pub(crate) unsafe fn view(&self, v_part: usize) -> KvView<'_> {
         // SAFETY: by the caller's promise.
-        let [k, v] = [0, 1].map(|part| unsafe { self.rows(part) });
+        let [k, v] = [0, v_part].map(|part| unsafe { self.rows(part) });
         KvView { k, v }
     }
 

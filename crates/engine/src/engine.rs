@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use minfer_format::table::TableCounters;
 use minfer_graph::{Bind, PAGE, StateId, StateKind, WeightDecl};
-use minfer_model::{Checkpoint, Hyper, Ngram};
+use minfer_model::{Checkpoint, Hyper};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{
     Counters, Device, Executor, OpenOptions, Progress, Registry, SourceError, StateSpec, WeightSource,
@@ -12,6 +13,7 @@ use minfer_runtime::{
 
 use crate::draft::{Draft, DraftRows, Drafted};
 use crate::error::EngineError;
+use crate::ngrams::Ngrams;
 use crate::options::EngineOptions;
 use crate::pages::PagePool;
 use crate::sequence::{PageCopy, Sequence, SequenceId};
@@ -83,7 +85,8 @@ struct StepInputs {
     out_rows: Vec<i32>,
     state_from: Vec<i32>,
     state_to: Vec<i32>,
-    ngram_rows: Vec<i32>,
+    /// f32 by their bits.
+    ngrams: Vec<i32>,
 }
 
 /// An open model.
@@ -93,7 +96,7 @@ pub struct Engine {
     pool: PagePool,
     /// For models with recurrent state.
     recurrent: Option<Recurrent>,
-    ngram: Option<Ngram>,
+    ngrams: Option<Ngrams>,
     draft: Option<Draft>,
     /// Residual streams of the last step's rows, for the draft head.
     streams: Vec<f32>,
@@ -175,7 +178,7 @@ impl Engine {
             executor,
             pool: PagePool::new(pages),
             recurrent,
-            ngram: loaded.ngram().cloned(),
+            ngrams: Ngrams::open(&*loaded, model, options.table)?,
             draft,
             streams: Vec::new(),
             sequences: BTreeMap::new(),
@@ -215,6 +218,11 @@ impl Engine {
     /// Pages that no sequence uses.
     pub fn free_pages(&self) -> usize {
         self.pool.free()
+    }
+
+    /// What the n-gram table has read, for models that have one.
+    pub fn table_counters(&self) -> Option<TableCounters> {
+        self.ngrams.as_ref().map(Ngrams::counters)
     }
 
     /// Slots of recurrent state that no sequence uses; 0 for models without.
@@ -490,8 +498,8 @@ impl Engine {
         if self.recurrent.is_some() {
             inputs.extend([("state_from", &i.state_from[..]), ("state_to", &i.state_to[..])]);
         }
-        if self.ngram.is_some() {
-            inputs.push(("ngram_rows", &i.ngram_rows));
+        if self.ngrams.is_some() {
+            inputs.push(("ngrams", &i.ngrams));
         }
         let outputs = self.executor.execute(bind, &inputs)?;
         let bytes = outputs.bytes("logits").unwrap_or_default();
@@ -510,6 +518,9 @@ impl Engine {
     fn bind(&mut self, chunks: &[Chunk<'_>], moves: &[StateMove]) -> Result<(), EngineError> {
         let i = &mut self.inputs;
         i.clear();
+        if let Some(ngrams) = &mut self.ngrams {
+            ngrams.clear();
+        }
         for (c, chunk) in chunks.iter().enumerate() {
             let sequence = self.sequences.get(&chunk.sequence.0);
             let sequence = sequence.ok_or(EngineError::UnknownSequence(chunk.sequence.0))?;
@@ -526,9 +537,8 @@ impl Engine {
             if let Some(state_move) = moves.get(c) {
                 state_move.bind(&sequence.state, chunk.tokens.len(), &mut i.state_from, &mut i.state_to);
             }
-            if let Some(ngram) = &self.ngram {
-                let all: Vec<u32> = sequence.tokens.iter().chain(chunk.tokens).copied().collect();
-                (sequence.len()..all.len()).for_each(|at| ngram.rows(&all, at, &mut i.ngram_rows));
+            if let Some(ngrams) = &mut self.ngrams {
+                ngrams.ask(&sequence.tokens, chunk.tokens);
             }
             let rows = first_row as i32..i.tokens.len() as i32;
             match chunk.outs {
@@ -537,7 +547,10 @@ impl Engine {
                 Outs::All => i.out_rows.extend(rows),
             }
         }
-        Ok(())
+        match &mut self.ngrams {
+            Some(ngrams) => ngrams.read(&mut i.ngrams),
+            None => Ok(()),
+        }
     }
 }
 
@@ -570,7 +583,7 @@ impl StepInputs {
             &mut self.out_rows,
             &mut self.state_from,
             &mut self.state_to,
-            &mut self.ngram_rows,
+            &mut self.ngrams,
         ] {
             list.clear();
         }

@@ -23,6 +23,7 @@ mod draft;
 mod engine;
 mod error;
 mod generate;
+mod ngrams;
 mod options;
 mod pages;
 mod sampler;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use minfer_format::table::TableOptions;
 use minfer_graph::Bind;
 use minfer_runtime::{Device, DeviceKind, ExecutorOptions, KvFormat};
 
@@ -37,6 +38,8 @@ pub struct EngineOptions {
     pub checkpoints: usize,
     /// Open the model's draft head too, if it has one.
     pub draft: bool,
+    /// How an n-gram table is read from its file.
+    pub table: TableOptions,
 }
 
 impl EngineOptions {
@@ -58,6 +61,7 @@ impl EngineOptions {
             checkpoint_every: 64,
             checkpoints: 32,
             draft: false,
+            table: TableOptions::default(),
         }
     }
 }

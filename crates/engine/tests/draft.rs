@@ -151,7 +151,7 @@ fn trunk_streams(model: &Checkpoint, ids: &[u32]) -> Vec<f32> {
         ("out_rows", &[]),
         ("state_from", &from),
         ("state_to", &vec![-1; rows]),
-        ("ngram_rows", &ngrams),
+        ("ngrams", &common::ngram_bits(model, &ngrams)),
     ];
     let outputs = executor.execute(Bind { rows, outs: 0 }, &inputs).unwrap();
     let bytes = outputs.bytes("streams").unwrap();

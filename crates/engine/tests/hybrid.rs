@@ -8,12 +8,11 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Golden, argmax, bits, cpu, data, logits_in_chunks, max_difference, open, options};
+use common::parts::{Inputs, executor, integers, nodes, rows_stand_alone, tap, visible};
+use common::{Golden, argmax, cpu, data, logits_in_chunks, max_difference, open, options};
 use minfer_cpu::Isa;
 use minfer_engine::{Checkpoint, Chunk, Engine, EngineOptions, KvFormat, Outs};
-use minfer_graph::{Bind, Graph, Node, Op, Output, StateKind, ValueId};
-use minfer_runtime::plan::{Placed, Policy};
-use minfer_runtime::{Executor, ExecutorOptions, SourceError, StateSpec, WeightSource};
+use minfer_graph::{Bind, Graph, Op};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -92,24 +91,6 @@ fn packed_experts() {
     assert!(error.contains("gate_up_proj' has shape [8, 64, 48], expected [8, 48, 64]"), "{error}");
 }
 
-struct Source<'a>(&'a Checkpoint);
-
-impl WeightSource for Source<'_> {
-    fn load(&self, decl: &minfer_graph::WeightDecl) -> Result<minfer_format::TensorBytes, SourceError> {
-        self.0.load(decl).map_err(|e| SourceError(e.to_string()))
-    }
-}
-
-/// Adds values to the graph's outputs under the names that the goldens give them.
-fn tap(graph: &mut Graph, name: String, value: ValueId) {
-    graph.outputs.push(Output { name: Box::leak(name.into_boxed_str()), value });
-}
-
-/// Nodes of a layer (`None`: before and after the layers), in order.
-fn nodes<'a>(graph: &'a Graph, layer: Option<u32>, is: impl Fn(&Op) -> bool + 'a) -> Vec<&'a Node> {
-    graph.nodes.iter().filter(|n| n.layer == layer && is(&n.op)).collect()
-}
-
 /// Names every part of every layer, as transformers names its modules.
 fn tap_all(graph: &mut Graph) {
     let mut taps = Vec::new();
@@ -141,71 +122,25 @@ fn tap_all(graph: &mut Graph) {
     taps.into_iter().for_each(|(name, value)| tap(graph, name, value));
 }
 
-fn executor(model: &Checkpoint, graph: Graph) -> Executor {
-    let units = |kind: &StateKind| if matches!(kind, StateKind::Recurrent { .. }) { 1 } else { 8 };
-    let states: Vec<_> = graph
-        .states
-        .iter()
-        .map(|decl| StateSpec { decl: decl.clone(), format: KvFormat::F32, pages: units(&decl.kind) })
-        .collect();
-    let placed = Placed::new(graph, cpu(2, Isa::detect()), &Policy::default()).unwrap();
-    let options = ExecutorOptions {
-        max: Bind { rows: 64, outs: 64 },
-        wait_timeout: std::time::Duration::from_secs(1),
-        sync_copies: false,
-    };
-    Executor::open(placed, &states, &Source(model), options, &mut |_, _| ()).unwrap()
-}
-
-fn integers(bytes: &[u8]) -> Vec<i32> {
-    bytes.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect()
-}
-
-/// The keys that each row sees, from the blocks chosen for it and its incomplete last block.
-fn visible(blocks: &[i32], rows: usize, top: usize, block: usize) -> Vec<bool> {
-    let mut mask = vec![false; rows * rows];
-    for (row, chosen) in blocks.chunks(top).enumerate() {
-        let complete = (row + 1) / block;
-        let tail = complete * block..row + 1;
-        let chosen =
-            chosen.iter().filter(|b| **b >= 0).flat_map(|&b| b as usize * block..(b as usize + 1) * block);
-        chosen.chain(tail).for_each(|key| mask[row * rows + key] = true);
-    }
-    mask
-}
-
 /// Outputs of every part, chosen experts and chosen blocks, read out of the graph itself. The smallest gaps
 /// between a chosen and a refused score are 2.5e-3 (experts, `report.json`) and 2.3e-2 (blocks).
 #[test]
 fn parts_of_every_layer() {
     let (_, golden, model) = tiny();
-    let tokens: Vec<i32> = golden.ids("input_ids").iter().map(|&t| t as i32).collect();
+    let tokens = golden.ids("input_ids");
     let loaded = minfer_model::load(&model).unwrap();
     let mut graph = loaded.graph(&model, 8).unwrap();
     tap_all(&mut graph);
     let names: Vec<&str> = graph.outputs.iter().map(|o| o.name).filter(|n| *n != "logits").collect();
     let mut executor = executor(&model, graph);
     let rows = tokens.len();
-    let positions: Vec<i32> = (0..rows as i32).collect();
-    let zeros = vec![0; rows];
-    // A new sequence, whose state is kept in slot 0 after the last row.
-    let from: Vec<i32> = (0..rows).map(|r| if r == 0 { -2 } else { -1 }).collect();
-    let to: Vec<i32> = (0..rows).map(|r| if r + 1 == rows { 0 } else { -1 }).collect();
     let mut ngram_rows = vec![];
-    let sequence = golden.ids("input_ids");
-    (0..rows).for_each(|at| loaded.ngram().unwrap().rows(&sequence, at, &mut ngram_rows));
+    (0..rows).for_each(|at| loaded.ngram().unwrap().rows(&tokens, at, &mut ngram_rows));
     assert_eq!(ngram_rows.iter().map(|&r| r as u32).collect::<Vec<_>>(), golden.ids("full/ngram_row_ids"));
-    let inputs: [(&str, &[i32]); 9] = [
-        ("tokens", &tokens),
-        ("positions", &positions),
-        ("slots", &positions),
-        ("table_at", &zeros),
-        ("pages", &[0]),
-        ("out_rows", &positions),
-        ("state_from", &from),
-        ("state_to", &to),
-        ("ngram_rows", &ngram_rows),
-    ];
+    let inputs = Inputs::new(&tokens);
+    let mut inputs = inputs.by_name(&[0]);
+    let ngrams = common::ngram_bits(&model, &ngram_rows);
+    inputs.push(("ngrams", &ngrams));
     let outputs = executor.execute(Bind { rows, outs: rows }, &inputs).unwrap();
     for name in names {
         let got = integers(outputs.bytes(name).unwrap());
@@ -227,57 +162,9 @@ fn parts_of_every_layer() {
     }
 }
 
-/// The prompt's logits while another sequence is in the same steps.
-fn batched(engine: &mut Engine, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
-    let (other, main) = (engine.new_sequence(), engine.new_sequence());
-    let others: Vec<u32> = prompt.iter().rev().copied().collect();
-    let mut logits = Vec::new();
-    for (i, tokens) in prompt.chunks(chunk).enumerate() {
-        // The other sequence is a little behind, and ends before.
-        let there = i * chunk.saturating_sub(2);
-        let theirs = &others[there.min(100)..(there + chunk.saturating_sub(2).max(1)).min(100)];
-        let mut chunks = vec![Chunk { sequence: main, tokens, outs: Outs::All, window: false }];
-        if !theirs.is_empty() {
-            chunks.insert(0, Chunk { sequence: other, tokens: theirs, outs: Outs::None, window: false });
-        }
-        let out = engine.step(&chunks).unwrap();
-        logits.extend((0..out.len()).map(|i| out.row(i).to_vec()));
-    }
-    engine.release(other).unwrap();
-    engine.release(main).unwrap();
-    logits
-}
-
-/// A row's logits have the same bits however the prompt is cut, on any number of threads, whatever else is in
-/// the batch. Reference: the whole prompt in one step, alone, on one thread.
 #[test]
 fn rows_do_not_depend_on_the_batch() {
-    let (_, _, model) = tiny();
-    let prompt: Vec<u32> = (0..150u32).map(|i| (i * i * 7 + 13 * i + i / 3) % 131).collect();
-    for kv_format in [KvFormat::F32, KvFormat::F16] {
-        let options = |threads, isa| EngineOptions {
-            kv_format,
-            context: Some(192),
-            sequences: 2,
-            max_rows: 300,
-            max_outs: 150,
-            ..EngineOptions::new(cpu(threads, isa))
-        };
-        let whole = prompt.len();
-        let mut engine = open(&model, options(1, Isa::detect()));
-        let want = bits(&logits_in_chunks(&mut engine, &prompt, &[whole]));
-        assert!(want.iter().flatten().all(|b| f32::from_bits(*b).is_finite()), "logits are numbers");
-        for (threads, isa) in [(1, Isa::detect()), (2, Isa::detect()), (2, Isa::Scalar)] {
-            let mut engine = open(&model, options(threads, isa));
-            for chunk in [1, 7, 64, whole] {
-                let name = format!("{} KV, {threads} threads, {isa:?}, chunks of {chunk}", kv_format.name());
-                let got = bits(&logits_in_chunks(&mut engine, &prompt, &[chunk]));
-                assert!(got == want, "{name}");
-                let got = bits(&batched(&mut engine, &prompt, chunk));
-                assert!(got == want, "{name}, batched");
-            }
-        }
-    }
+    rows_stand_alone(&tiny().2);
 }
 
 fn nano_next() -> (Golden, Engine) {

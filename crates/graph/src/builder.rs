@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use crate::error::GraphError;
 use crate::graph::{Graph, Input, Node, Output, StateId, Value, ValueId, WeightDecl, WeightId};
 use crate::op::{
-    Act, Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, RopeStyle,
-    RopeTable, Router, Slice, Streams,
+    Act, Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolGated,
+    PoolKeys, Rope, RopeStyle, RopeTable, Router, Slice, Streams,
 };
 use crate::state::StateDecl;
 use crate::types::{DType, ValueType};
@@ -76,6 +76,16 @@ impl GraphBuilder {
         self.one(Op::RmsNorm(norm), &[x], Some(weight), None, "norm")
     }
 
+    /// RMS norm over groups, without a weight.
+    pub fn unit_norm(&mut self, x: ValueId, norm: Norm) -> ValueId {
+        self.one(Op::UnitNorm(norm), &[x], None, None, "norm")
+    }
+
+    /// Layer norm over groups; the weight holds weight and bias.
+    pub fn layer_norm(&mut self, x: ValueId, weight: WeightId, norm: Norm) -> ValueId {
+        self.one(Op::LayerNorm(norm), &[x], Some(weight), None, "norm")
+    }
+
     /// `x W^T`; inserts the `Quantize` node that a quantised weight wants, once per value.
     pub fn matmul(&mut self, x: ValueId, weight: WeightId, name: &str) -> ValueId {
         let x = self.activation(x, weight);
@@ -86,6 +96,15 @@ impl GraphBuilder {
     pub fn grouped_matmul(&mut self, x: ValueId, ids: ValueId, weight: WeightId, name: &str) -> ValueId {
         let x = self.activation(x, weight);
         self.one(Op::GroupedMatMul, &[x, ids], Some(weight), None, name)
+    }
+
+    /// Each head of `x`, one after the other, times its matrix.
+    pub fn head_matmul(&mut self, x: ValueId, weight: WeightId, name: &str) -> ValueId {
+        let shape = &self.graph.weights[weight.index()].shape;
+        let inner = [shape.first(), shape.last()].map(|d| d.copied().unwrap_or(0));
+        let x = self.reshape(x, &inner);
+        let x = self.activation(x, weight);
+        self.one(Op::HeadMatMul, &[x], Some(weight), None, name)
     }
 
     /// `x + bias`.
@@ -171,15 +190,29 @@ impl GraphBuilder {
         self.push(Op::PoolKeys(pool), &inputs, Some(norm), Some(state), "");
     }
 
-    /// The best blocks of each row.
+    /// The same by gates; `bias` is one per position of a block.
+    pub fn pool_gated(
+        &mut self,
+        [positions, table_at, pages]: [ValueId; 3],
+        slots: ValueId,
+        bias: WeightId,
+        state: StateId,
+        pool: PoolGated,
+    ) {
+        let inputs = [positions, table_at, pages, slots];
+        self.push(Op::PoolGated(pool), &inputs, Some(bias), Some(state), "");
+    }
+
+    /// The best blocks of each row; `weights` are those of the heads, where heads have any.
     pub fn index_select(
         &mut self,
         q: ValueId,
         [positions, table_at, pages]: [ValueId; 3],
+        weights: Option<ValueId>,
         state: StateId,
         select: IndexSelect,
     ) -> ValueId {
-        let inputs = [q, positions, table_at, pages];
+        let inputs: Vec<_> = [q, positions, table_at, pages].into_iter().chain(weights).collect();
         self.one(Op::IndexSelect(select), &inputs, None, Some(state), "blocks")
     }
 
@@ -211,6 +244,11 @@ impl GraphBuilder {
         self.one(Op::Act(act), &[x], None, None, "act")
     }
 
+    /// `x` within bounds.
+    pub fn clamp(&mut self, x: ValueId, clamp: Clamp) -> ValueId {
+        self.one(Op::Clamp(clamp), &[x], None, None, "clamped")
+    }
+
     /// `x` times a weight, element by element.
     pub fn scale_vec(&mut self, x: ValueId, weight: WeightId) -> ValueId {
         self.one(Op::ScaleVec, &[x], Some(weight), None, "scaled")
@@ -221,12 +259,23 @@ impl GraphBuilder {
         self.one(Op::Slice(slice), &[x], None, None, name)
     }
 
+    /// Rows side by side.
+    pub fn concat(&mut self, parts: &[ValueId], name: &str) -> ValueId {
+        self.one(Op::Concat, parts, None, None, name)
+    }
+
     /// The same numbers under another shape.
     pub fn reshape(&mut self, x: ValueId, inner: &[usize]) -> ValueId {
         self.one(Op::Reshape(inner.to_vec()), &[x], None, None, "reshaped")
     }
 
-    /// An op on residual streams: one of `Repeat`, `StreamSum`, `StreamDot`, `StreamMul`, `StreamAdd`.
+    /// Weights `pre`, `post` and `comb` of a hyper-connection; the weight is base and scales.
+    pub fn hyper_mix(&mut self, m: ValueId, weight: WeightId, mix: HyperMix) -> [ValueId; 3] {
+        let out = self.push(Op::HyperMix(mix), &[m], Some(weight), None, "mix");
+        [out[0], out[1], out[2]]
+    }
+
+    /// An op on residual streams: `Repeat`, or one whose name begins with `Stream`.
     pub fn streams(
         &mut self,
         op: fn(Streams) -> Op,
@@ -238,8 +287,8 @@ impl GraphBuilder {
     }
 
     /// Expert ids and weights of each row.
-    pub fn router(&mut self, logits: ValueId, router: Router) -> (ValueId, ValueId) {
-        let out = self.push(Op::Router(router), &[logits], None, None, "experts");
+    pub fn router(&mut self, logits: ValueId, bias: Option<WeightId>, router: Router) -> (ValueId, ValueId) {
+        let out = self.push(Op::Router(router), &[logits], bias, None, "experts");
         (out[0], out[1])
     }
 
@@ -318,10 +367,10 @@ impl GraphBuilder {
             Err(why) => {
                 let error = self.graph.operand_error(self.graph.nodes.len(), &node, why);
                 self.error.get_or_insert(error);
-                // Two placeholders: no operation has more outputs.
+                // Three placeholders: no operation has more outputs.
                 let like = inputs.first().map(|&v| self.graph.ty(v).clone());
                 let ty = like.unwrap_or_else(|| ValueType::f32(crate::Dim::Rows, [1]));
-                return vec![self.value(ty.clone(), name), self.value(ty, name)];
+                return (0..3).map(|_| self.value(ty.clone(), name)).collect();
             }
         };
         node.outputs = types.into_iter().map(|ty| self.value(ty, name)).collect();

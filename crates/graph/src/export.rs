@@ -99,18 +99,26 @@ impl Graph {
 
 fn payload(op: &Op) -> Json {
     match op {
-        Op::RmsNorm(n) | Op::RmsNormQuantize(n) | Op::AddRmsNorm(n) => {
+        Op::RmsNorm(n) | Op::UnitNorm(n) | Op::LayerNorm(n) | Op::RmsNormQuantize(n) | Op::AddRmsNorm(n) => {
             json!({"eps": n.eps, "group": n.group})
         }
         Op::RopeTable(t) => json!({
             "inv_freq": t.inv_freq.to_vec(), "attention_factor": t.attention_factor,
         }),
         Op::Rope(r) => json!({"style": format!("{:?}", r.style), "head_dim": r.head_dim}),
-        Op::Attend(a) => json!({"heads": a.heads, "kv_heads": a.kv_heads, "scale": a.scale}),
+        Op::Attend(a) => json!({
+            "heads": a.heads, "kv_heads": a.kv_heads, "scale": a.scale, "v_part": a.v_part,
+        }),
         Op::Router(r) => json!({
             "scoring": format!("{:?}", r.scoring), "top_k": r.top_k, "renormalise": r.renormalise,
+            "biased": r.biased, "scale": r.scale,
         }),
         Op::Act(_)
+        | Op::Clamp(_)
+        | Op::HyperMix(_)
+        | Op::PoolGated(_)
+        | Op::StreamWeightedSum(_)
+        | Op::StreamMix(_)
         | Op::Slice(_)
         | Op::Reshape(_)
         | Op::Repeat(_)

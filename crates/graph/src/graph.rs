@@ -69,6 +69,19 @@ pub enum WeightMap {
     AddOne,
     /// `-exp(w)`: decay rates stored as logarithms.
     NegExp,
+    /// Some rows of each head's matrix.
+    HeadRows(HeadRows),
+}
+
+/// A matrix per head, cut out of `[heads * group, k]`: rows `from..from + len` of each group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct HeadRows {
+    pub group: usize,
+    pub from: usize,
+    pub len: usize,
+    /// Whether the result is `[heads, k, len]` instead of `[heads, len, k]`.
+    pub transposed: bool,
 }
 
 impl WeightDecl {
@@ -93,7 +106,7 @@ pub enum WeightUse {
     Vector,
     /// The right-hand side of a product.
     Matrix,
-    /// A stack of matrices chosen by expert id.
+    /// A stack of matrices, one per expert or head.
     Experts,
 }
 
@@ -118,7 +131,7 @@ impl Node {
         let how = match self.op {
             Op::Embed => WeightUse::Rows,
             Op::MatMul => WeightUse::Matrix,
-            Op::GroupedMatMul => WeightUse::Experts,
+            Op::GroupedMatMul | Op::HeadMatMul => WeightUse::Experts,
             _ => WeightUse::Vector,
         };
         self.weight.map(|w| (w, how))

@@ -21,11 +21,12 @@ pub use builder::GraphBuilder;
 pub use error::GraphError;
 pub use fusion::{FUSIONS, Fusion, Takes, fuse};
 pub use graph::{
-    Graph, Input, Node, NodeId, Output, StateId, Value, ValueId, WeightDecl, WeightId, WeightMap, WeightUse,
+    Graph, HeadRows, Input, Node, NodeId, Output, StateId, Value, ValueId, WeightDecl, WeightId, WeightMap,
+    WeightUse,
 };
 pub use op::{
-    Act, ActKind, Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, RopeStyle,
-    RopeTable, Router, Scoring, Slice, Streams,
+    Act, ActKind, Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolGated,
+    PoolKeys, Rope, RopeStyle, RopeTable, Router, Scoring, Slice, Streams,
 };
 pub use place::{DeviceId, DeviceKind};
 pub use state::{PAGE, StateDecl, StateKind, state_from};

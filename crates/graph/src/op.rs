@@ -52,6 +52,8 @@ pub struct Attend {
     pub kv_heads: usize,
     /// Factor on the scores, usually `1/sqrt(head_dim)`.
     pub scale: f32,
+    /// The part of the state with the values; keys are part 0, which may serve as values too (0).
+    pub v_part: usize,
 }
 
 /// How expert scores are computed from router logits.
@@ -59,16 +61,22 @@ pub struct Attend {
 pub enum Scoring {
     /// Softmax over all experts.
     Softmax,
+    /// `1 / (1 + exp(-x))` of each expert.
+    Sigmoid,
 }
 
 /// Choice of `top_k` experts per row: higher score first, then lower index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct Router {
     pub scoring: Scoring,
     pub top_k: usize,
     /// Whether the chosen scores are divided by their sum.
     pub renormalise: bool,
+    /// Whether a weight is added to the scores for the choice alone (DeepSeek-V3's balancing without a loss).
+    pub biased: bool,
+    /// Factor on the chosen scores.
+    pub scale: f32,
 }
 
 /// A function on each number: `post * f(pre * x)`.
@@ -93,6 +101,14 @@ pub enum ActKind {
     SignedSqrt,
 }
 
+/// Numbers below `low` become `low`, those above `high` become `high`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct Clamp {
+    pub low: f32,
+    pub high: f32,
+}
+
 /// Part of each group of `group` numbers of a row: `from..from + len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -109,6 +125,26 @@ pub struct Streams {
     pub n: usize,
     /// Factor on sums and dot products.
     pub scale: f32,
+}
+
+/// Weights by which a sublayer reads `n` residual streams (`pre`), writes them (`post`) and mixes them (`comb`), as in
+/// manifold-constrained hyper-connections (Xie et al. 2025). From a row `m` and the weight `base | scale [3]`:
+/// `pre = sigmoid(m * scale_0 + base) + eps`; `post = 2 sigmoid(m * scale_1 + base)`; `comb` is the softmax of
+/// `m * scale_2 + base` over its last index plus `eps`, its columns divided by their sums plus `eps`, and then
+/// `iterations - 1` times its rows and its columns likewise (Sinkhorn & Knopp 1967).
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct HyperMix {
+    pub n: usize,
+    pub iterations: usize,
+    pub eps: f32,
+}
+
+impl HyperMix {
+    /// Numbers in a row of `m`.
+    pub const fn width(&self) -> usize {
+        (2 + self.n) * self.n
+    }
 }
 
 /// Causal depthwise convolution along the sequence: `y_t = silu(sum_j w[:, j] * x_{t - (kernel - 1 - j) * dilation})`,
@@ -131,6 +167,7 @@ impl Conv1d {
 /// v [v_heads, v_dim]`; q and k are normalised to unit length (`x / sqrt(sum x^2 + 1e-6)`), q is scaled by
 /// `1/sqrt(k_dim)`. Per token and value head, with log-decay `g` and rate `beta`:
 /// `S *= exp(g); S += k (beta (v - k^T S))^T; out = q^T S`. State: `[v_heads, k_dim, v_dim]`.
+/// A decay is one number per head, or one per row of `S` (Kimi delta attention, Kimi Team 2025).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct DeltaRule {
@@ -140,9 +177,16 @@ pub struct DeltaRule {
     pub v_dim: usize,
     /// Value head `j` reads key head `j % k_heads` if true (GGUF's order), else `j / (v_heads / k_heads)`.
     pub tiled: bool,
+    /// Whether each key channel has a decay of its own.
+    pub per_channel: bool,
 }
 
 impl DeltaRule {
+    /// Log-decays in a row.
+    pub const fn decays(&self) -> usize {
+        if self.per_channel { self.v_heads * self.k_dim } else { self.v_heads }
+    }
+
     /// Numbers in a row of q, k and v.
     pub const fn input_width(&self) -> usize {
         2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
@@ -162,8 +206,20 @@ pub struct PoolKeys {
     pub inv_freq: Arc<[f32]>,
 }
 
-/// Choice of blocks for sparse attention: `score_b = sum_h relu(q_h . pooled_b) * scale` over the complete blocks
-/// that a row sees; the `top` best, higher score first, then lower index, in ascending order, padded with -1.
+/// Index keys of complete blocks by gates: where a row completes a block of `block` positions, each channel of the
+/// block's rows in part `raw` is averaged with weights `softmax(gate_j + bias_j)` over the block's positions `j`,
+/// gates being rows of part `gates`, and written to part `pooled` at the row's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct PoolGated {
+    pub block: usize,
+    pub raw: usize,
+    pub gates: usize,
+    pub pooled: usize,
+}
+
+/// Choice of blocks for sparse attention: `score_b = sum_h w_h * relu(q_h . pooled_b) * scale` over the complete
+/// blocks that a row sees, `w_h` being 1 or the row's own; the `top` best, higher score first, then lower index, in ascending order, padded with -1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct IndexSelect {
@@ -172,6 +228,8 @@ pub struct IndexSelect {
     pub top: usize,
     pub pooled: usize,
     pub scale: f32,
+    /// Whether rows bring a weight for each head.
+    pub weighted: bool,
 }
 
 /// Attention over chosen blocks of positions and the row's incomplete last block.
@@ -190,6 +248,11 @@ pub enum Op {
     Embed,
     /// `x f32[L, w]; [group] or [w] -> f32[L, w]`.
     RmsNorm(Norm),
+    /// `x f32[L, w] -> f32[L, w]`: RMS norm of groups without a weight.
+    UnitNorm(Norm),
+    /// `x f32[L, w]; [2 * group] (weight, bias) -> f32[L, w]`: groups less their mean, divided by their deviation
+    /// (Ba et al. 2016).
+    LayerNorm(Norm),
     /// `x f32[L, .., k] -> q8[L, .., k]`: blocks of 32 with their own scale.
     Quantize,
     /// `x f32|q8 [L, k]; [n, k] -> f32[L, n]`: q8 for quantised weights, f32 for the others. Of
@@ -197,6 +260,8 @@ pub enum Op {
     MatMul,
     /// `x [L, k] or [L, top_k, k], ids i32[L, top_k]; [experts, n, k] -> f32[L, top_k, n]`.
     GroupedMatMul,
+    /// `x f32|q8 [L, heads, k]; [heads, n, k] -> f32[L, heads * n]`: each part with the matrix of its own.
+    HeadMatMul,
     /// `x f32[L, n]; [n] -> f32[L, n]`.
     BiasAdd,
     /// `x f32[L, n]; [1] -> f32[L, n]`: the scale of a whole weight tensor, applied to its product.
@@ -219,7 +284,7 @@ pub enum Op {
     /// `q f32[L, heads * kd], positions i32[L], table_at i32[L], pages i32[cap]; state -> f32[L, heads * vd]`.
     /// Row `r` attends to positions `0..=positions[r]` of the page list that starts at `table_at[r]`.
     Attend(Attend),
-    /// `logits f32[L, experts] -> ids i32[L, top_k], weights f32[L, top_k]`, in rank order.
+    /// `logits f32[L, experts]; [experts] if biased -> ids i32[L, top_k], weights f32[L, top_k]`, in rank order.
     Router(Router),
     /// `y f32[L, top_k, n], weights f32[L, top_k] -> f32[L, n]`: summed in rank order.
     CombineExperts,
@@ -229,12 +294,16 @@ pub enum Op {
     ArgMax,
     /// `x f32[L, w] -> f32[L, w]`.
     Act(Act),
-    /// `x f32[L, n]; [n] -> x * weight`.
+    /// `x f32[L, w] -> f32[L, w]`.
+    Clamp(Clamp),
+    /// `x f32[L, n]; [m] -> x * weight`: each number of the weight for `n / m` consecutive ones.
     ScaleVec,
     /// `x f32[L, .., w] -> f32[L, .., w / group * len]`.
     Slice(Slice),
     /// `x f32[L, ..] -> f32[L, inner]`: the same numbers under another shape.
     Reshape(Vec<usize>),
+    /// `x f32[L, a], y f32[L, b], .. -> f32[L, a + b + ..]`.
+    Concat,
     /// `x f32[L, w] -> f32[L, n * w]`: the row `n` times.
     Repeat(Streams),
     /// `x f32[L, n * w] -> f32[L, w]`: `scale * sum`, in stream order.
@@ -245,13 +314,22 @@ pub enum Op {
     StreamMul(Streams),
     /// `h f32[L, n * w], y f32[L, w], weights f32[L, n] -> f32[L, n * w]`: `h_s + weight_s * y`.
     StreamAdd(Streams),
+    /// `x f32[L, n * w], weights f32[L, n] -> f32[L, w]`: the sum of `weight_s * x_s`, in stream order.
+    StreamWeightedSum(Streams),
+    /// `x f32[L, n * w], y f32[L, w], post f32[L, n], comb f32[L, n * n] -> f32[L, n * w]`:
+    /// `out_k = post_k * y + sum_j comb[j, k] * x_j`, `j` ascending.
+    StreamMix(Streams),
+    /// `m f32[L, (2 + n) * n]; [(2 + n) * n + 3] -> pre f32[L, n], post f32[L, n], comb f32[L, n * n]`.
+    HyperMix(HyperMix),
     /// `x f32[L, c], state_from i32[L], state_to i32[L]; [c, kernel]; state -> f32[L, c]`.
     Conv1d(Conv1d),
-    /// `qkv f32[L, ..], g f32[L, v_heads], beta f32[L, v_heads], state_from, state_to; state -> f32[L, v_heads * v_dim]`.
+    /// `qkv f32[L, ..], g f32[L, v_heads or v_heads * k_dim], beta f32[L, v_heads], state_from, state_to; state -> f32[L, v_heads * v_dim]`.
     DeltaRule(DeltaRule),
     /// `positions, table_at, pages, slots; [w]; state -> ()`.
     PoolKeys(PoolKeys),
-    /// `q f32[L, heads * w], positions, table_at, pages; state -> i32[L, top]`.
+    /// `positions, table_at, pages, slots; [block * w]; state -> ()`.
+    PoolGated(PoolGated),
+    /// `q f32[L, heads * w], positions, table_at, pages, f32[L, heads] if weighted; state -> i32[L, top]`.
     IndexSelect(IndexSelect),
     /// As [`Op::Attend`], then `blocks i32[L, top]`.
     AttendBlocks(AttendBlocks),
@@ -271,9 +349,12 @@ impl Op {
         match self {
             Op::Embed => "embed",
             Op::RmsNorm(_) => "rms_norm",
+            Op::UnitNorm(_) => "unit_norm",
+            Op::LayerNorm(_) => "layer_norm",
             Op::Quantize => "quantize",
             Op::MatMul => "matmul",
             Op::GroupedMatMul => "grouped_matmul",
+            Op::HeadMatMul => "head_matmul",
             Op::BiasAdd => "bias_add",
             Op::Scale => "scale",
             Op::ExpertScale => "expert_scale",
@@ -289,17 +370,23 @@ impl Op {
             Op::GatherRows => "gather_rows",
             Op::ArgMax => "argmax",
             Op::Act(_) => "act",
+            Op::Clamp(_) => "clamp",
             Op::ScaleVec => "scale_vec",
             Op::Slice(_) => "slice",
             Op::Reshape(_) => "reshape",
+            Op::Concat => "concat",
             Op::Repeat(_) => "repeat",
             Op::StreamSum(_) => "stream_sum",
             Op::StreamDot(_) => "stream_dot",
             Op::StreamMul(_) => "stream_mul",
             Op::StreamAdd(_) => "stream_add",
+            Op::StreamWeightedSum(_) => "stream_weighted_sum",
+            Op::StreamMix(_) => "stream_mix",
+            Op::HyperMix(_) => "hyper_mix",
             Op::Conv1d(_) => "conv1d",
             Op::DeltaRule(_) => "delta_rule",
             Op::PoolKeys(_) => "pool_keys",
+            Op::PoolGated(_) => "pool_gated",
             Op::IndexSelect(_) => "index_select",
             Op::AttendBlocks(_) => "attend_blocks",
             Op::SwiGlu => "swiglu",
@@ -326,9 +413,12 @@ impl Op {
         match self {
             Op::Embed => sig.embed(),
             Op::RmsNorm(n) => sig.norm(0, n).map(|t| vec![t]),
+            Op::UnitNorm(n) => sig.unit_norm(n),
+            Op::LayerNorm(n) => sig.layer_norm(n),
             Op::Quantize => Ok(vec![quantized(sig.float(0)?)?]),
             Op::MatMul => sig.matmul(),
             Op::GroupedMatMul => sig.grouped_matmul(),
+            Op::HeadMatMul => sig.head_matmul(),
             Op::BiasAdd => {
                 let x = sig.float(0)?;
                 sig.weight_is(&[x.shape.width()])?;
@@ -356,20 +446,23 @@ impl Op {
             }
             Op::ArgMax => Ok(vec![ValueType::i32(sig.float(0)?.shape.lead, [])]),
             Op::Act(_) => Ok(vec![sig.float(0)?.clone()]),
-            Op::ScaleVec => {
-                sig.weight_is(&[sig.float(0)?.shape.width()])?;
-                Ok(vec![sig.float(0)?.clone()])
-            }
+            Op::Clamp(c) => sig.clamp(c),
+            Op::ScaleVec => sig.scale_vec(),
             Op::Slice(s) => sig.slice(s),
             Op::Reshape(inner) => sig.reshape(inner),
+            Op::Concat => sig.concat(),
             Op::Repeat(s) => sig.repeat(s),
             Op::StreamSum(s) => sig.stream_sum(s),
             Op::StreamDot(s) => sig.stream_dot(s),
             Op::StreamMul(s) => sig.stream_mul(s),
             Op::StreamAdd(s) => sig.stream_add(s),
+            Op::StreamWeightedSum(s) => sig.stream_weighted_sum(s),
+            Op::StreamMix(s) => sig.stream_mix(s),
+            Op::HyperMix(h) => sig.hyper_mix(h),
             Op::Conv1d(c) => sig.conv1d(c),
             Op::DeltaRule(d) => sig.delta_rule(d),
             Op::PoolKeys(p) => sig.pool_keys(p),
+            Op::PoolGated(p) => sig.pool_gated(p),
             Op::IndexSelect(s) => sig.index_select(s),
             Op::AttendBlocks(a) => sig.attend_blocks(a),
             Op::RmsNormQuantize(n) => Ok(vec![quantized(&sig.norm(0, n)?)?]),
@@ -390,14 +483,19 @@ impl Op {
             | Op::BiasAdd
             | Op::Scale
             | Op::ScaleVec
+            | Op::LayerNorm(_)
+            | Op::HeadMatMul
+            | Op::HyperMix(_)
             | Op::RmsNormQuantize(_) => (Some(1), true, false),
+            Op::Router(r) => (Some(1), r.biased, false),
             Op::GroupedMatMul | Op::ExpertScale | Op::AddRmsNorm(_) => (Some(2), true, false),
             Op::Quantize
             | Op::Silu
             | Op::RopeTable(_)
-            | Op::Router(_)
+            | Op::UnitNorm(_)
             | Op::ArgMax
             | Op::Act(_)
+            | Op::Clamp(_)
             | Op::Slice(_)
             | Op::Reshape(_)
             | Op::Repeat(_)
@@ -410,14 +508,18 @@ impl Op {
             | Op::SwiGlu
             | Op::SwiGluQuantize
             | Op::StreamDot(_)
-            | Op::StreamMul(_) => (Some(2), false, false),
+            | Op::StreamMul(_)
+            | Op::StreamWeightedSum(_) => (Some(2), false, false),
             Op::StreamAdd(_) => (Some(3), false, false),
+            Op::StreamMix(_) => (Some(4), false, false),
+            Op::Concat => (None, false, false),
             Op::StoreKv => (None, false, true),
-            Op::Attend(_) | Op::IndexSelect(_) => (Some(4), false, true),
+            Op::Attend(_) => (Some(4), false, true),
+            Op::IndexSelect(s) => (Some(if s.weighted { 5 } else { 4 }), false, true),
             Op::AttendBlocks(_) => (Some(5), false, true),
             Op::Conv1d(_) => (Some(3), true, true),
             Op::DeltaRule(_) => (Some(5), false, true),
-            Op::PoolKeys(_) => (Some(4), true, true),
+            Op::PoolKeys(_) | Op::PoolGated(_) => (Some(4), true, true),
         }
     }
 }

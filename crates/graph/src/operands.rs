@@ -2,7 +2,8 @@
 
 use crate::graph::WeightDecl;
 use crate::op::{
-    Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, Router, Slice, Streams,
+    Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolGated, PoolKeys,
+    Rope, Router, Slice, Streams,
 };
 use crate::state::{StateDecl, StateKind};
 use crate::types::{DType, Dim, Shape, ValueType};
@@ -96,10 +97,16 @@ impl Operands<'_> {
         if self.weight()?.shape != [x.shape.width()] {
             self.weight_is(&[n.group])?;
         }
-        if n.group == 0 || !x.shape.width().is_multiple_of(n.group) {
-            return Err(format!("{x} does not split into groups of {}", n.group));
-        }
-        Ok(x.clone())
+        grouped(x, n).cloned()
+    }
+
+    pub(crate) fn unit_norm(&self, n: &Norm) -> Result<Vec<ValueType>, String> {
+        Ok(vec![grouped(self.float(0)?, n)?.clone()])
+    }
+
+    pub(crate) fn layer_norm(&self, n: &Norm) -> Result<Vec<ValueType>, String> {
+        self.weight_is(&[2 * n.group])?;
+        self.unit_norm(n)
     }
 
     /// The activation type that a weight wants.
@@ -136,6 +143,17 @@ impl Operands<'_> {
             "{x} with experts {ids} times weight '{}' of shape {:?} ([experts, n, k])",
             w.name, w.shape
         ))
+    }
+
+    pub(crate) fn head_matmul(&self) -> Result<Vec<ValueType>, String> {
+        let w = self.weight()?;
+        let x = self.activation(0, w)?;
+        match (&w.shape[..], &x.shape.inner[..]) {
+            (&[heads, n, k], &[xh, xk]) if heads == xh && k == xk => {
+                Ok(vec![ValueType::f32(x.shape.lead, [heads * n])])
+            }
+            _ => Err(format!("{x} times weight '{}' of shape {:?} ([heads, n, k])", w.name, w.shape)),
+        }
     }
 
     pub(crate) fn rope(&self, r: &Rope) -> Result<Vec<ValueType>, String> {
@@ -187,7 +205,9 @@ impl Operands<'_> {
             return Err(format!("the page table {} must have a constant capacity", self.inputs[3]));
         }
         let widths = self.paged()?;
-        let (kw, vw) = (widths[0], widths[1]);
+        let Some((kw, vw)) = widths.first().copied().zip(widths.get(a.v_part).copied()) else {
+            return Err(format!("values in part {} of state of widths {widths:?}", a.v_part));
+        };
         let grouped = a.kv_heads > 0
             && a.heads.is_multiple_of(a.kv_heads)
             && kw.is_multiple_of(a.kv_heads)
@@ -204,6 +224,9 @@ impl Operands<'_> {
         let x = self.float(0)?;
         if r.top_k == 0 || r.top_k > x.shape.width() {
             return Err(format!("cannot choose {} experts from {x}", r.top_k));
+        }
+        if r.biased {
+            self.weight_is(&[x.shape.width()])?;
         }
         let lead = x.shape.lead;
         Ok(vec![ValueType::i32(lead, [r.top_k]), ValueType::f32(lead, [r.top_k])])
@@ -265,10 +288,27 @@ impl Operands<'_> {
         }
     }
 
+    pub(crate) fn pool_gated(&self, p: &PoolGated) -> Result<Vec<ValueType>, String> {
+        let slots = self.indices(3)?;
+        self.page_tables(slots, 0)?;
+        let widths = self.paged()?;
+        let [raw, gates, pooled] = [p.raw, p.gates, p.pooled].map(|part| widths.get(part).copied());
+        match raw {
+            Some(width) if gates == raw && pooled == raw && p.block > 0 && p.pooled != p.raw => {
+                self.weight_is(&[p.block * width])?;
+                Ok(vec![])
+            }
+            _ => Err(format!("{p:?} over state of widths {widths:?}")),
+        }
+    }
+
     pub(crate) fn index_select(&self, s: &IndexSelect) -> Result<Vec<ValueType>, String> {
         let q = self.float(0)?;
         self.page_tables(q.shape.lead, 1)?;
         let widths = self.paged()?;
+        if s.weighted && *self.float(4)? != ValueType::f32(q.shape.lead, [s.heads]) {
+            return Err(format!("{} as weights of {} heads", self.inputs[4], s.heads));
+        }
         match widths.get(s.pooled) {
             Some(&d) if s.block > 0 && s.top > 0 && q.shape.width() == s.heads * d => {
                 Ok(vec![ValueType::i32(q.shape.lead, [s.top])])
@@ -302,11 +342,26 @@ impl Operands<'_> {
         self.same_lead(&[x.shape.lead, g.shape.lead, beta.shape.lead])?;
         let grouped = d.k_heads > 0 && d.v_heads.is_multiple_of(d.k_heads);
         let widths = (x.shape.width(), g.shape.width(), beta.shape.width());
-        if !grouped || widths != (d.input_width(), d.v_heads, d.v_heads) {
+        if !grouped || widths != (d.input_width(), d.decays(), d.v_heads) {
             return Err(format!("{} for {d:?}", self.list()));
         }
         self.recurrent(d.v_heads * d.k_dim * d.v_dim)?;
         Ok(vec![ValueType::f32(x.shape.lead, [d.v_heads * d.v_dim])])
+    }
+
+    pub(crate) fn clamp(&self, c: &Clamp) -> Result<Vec<ValueType>, String> {
+        if c.low <= c.high {
+            return Ok(vec![self.float(0)?.clone()]);
+        }
+        Err(format!("no number is between {} and {}", c.low, c.high))
+    }
+
+    pub(crate) fn scale_vec(&self) -> Result<Vec<ValueType>, String> {
+        let (x, w) = (self.float(0)?, self.weight()?);
+        match w.shape[..] {
+            [m] if m > 0 && x.shape.width().is_multiple_of(m) => Ok(vec![x.clone()]),
+            _ => Err(format!("weight '{}' of shape {:?} does not divide {x}", w.name, w.shape)),
+        }
     }
 
     pub(crate) fn slice(&self, s: &Slice) -> Result<Vec<ValueType>, String> {
@@ -339,6 +394,19 @@ impl Operands<'_> {
             return Err(format!("{x} does not have the numbers of {out}"));
         }
         Ok(vec![out])
+    }
+
+    pub(crate) fn concat(&self) -> Result<Vec<ValueType>, String> {
+        let Some(first) = self.inputs.first() else {
+            return Err("takes at least 1 input, got 0".to_string());
+        };
+        let mut width = 0;
+        for i in 0..self.inputs.len() {
+            let x = self.float(i)?;
+            self.same_lead(&[first.shape.lead, x.shape.lead])?;
+            width += x.shape.width();
+        }
+        Ok(vec![ValueType::f32(first.shape.lead, [width])])
     }
 
     pub(crate) fn repeat(&self, s: &Streams) -> Result<Vec<ValueType>, String> {
@@ -380,4 +448,43 @@ impl Operands<'_> {
         }
         Ok(vec![h.clone()])
     }
+
+    pub(crate) fn stream_weighted_sum(&self, s: &Streams) -> Result<Vec<ValueType>, String> {
+        let (lead, width) = self.streams(s, &[0])?;
+        self.is_float(1, lead, s.n)?;
+        Ok(vec![ValueType::f32(lead, [width])])
+    }
+
+    pub(crate) fn stream_mix(&self, s: &Streams) -> Result<Vec<ValueType>, String> {
+        let (lead, width) = self.streams(s, &[0])?;
+        for (i, width) in [(1, width), (2, s.n), (3, s.n * s.n)] {
+            self.is_float(i, lead, width)?;
+        }
+        Ok(vec![self.float(0)?.clone()])
+    }
+
+    pub(crate) fn hyper_mix(&self, h: &HyperMix) -> Result<Vec<ValueType>, String> {
+        let lead = self.float(0)?.shape.lead;
+        if h.n == 0 || h.iterations == 0 {
+            return Err(format!("{} streams in {} iterations", h.n, h.iterations));
+        }
+        self.is_float(0, lead, h.width())?;
+        self.weight_is(&[h.width() + 3])?;
+        Ok([h.n, h.n, h.n * h.n].map(|width| ValueType::f32(lead, [width])).to_vec())
+    }
+
+    fn is_float(&self, i: usize, lead: Dim, width: usize) -> Result<(), String> {
+        let x = self.float(i)?;
+        if x.shape.lead != lead || x.shape.width() != width {
+            return Err(format!("input {i} is {x}, expected {width} numbers in each row of {}", self.list()));
+        }
+        Ok(())
+    }
+}
+
+fn grouped<'a>(x: &'a ValueType, n: &Norm) -> Result<&'a ValueType, String> {
+    if n.group == 0 || !x.shape.width().is_multiple_of(n.group) {
+        return Err(format!("{x} does not split into groups of {}", n.group));
+    }
+    Ok(x)
 }

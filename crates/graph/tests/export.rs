@@ -83,7 +83,7 @@ fn payloads_and_states() {
     let table = b.rope_table(rows[0], RopeTable { inv_freq: vec![1.0, 0.25].into(), attention_factor: 2.0 });
     let q = b.rope(x, table, RopeStyle::HalfSplit, 4);
     b.store_kv(&[q, x], rows[1], state);
-    let attend = Attend { heads: 2, kv_heads: 2, scale: 0.5 };
+    let attend = Attend { heads: 2, kv_heads: 2, scale: 0.5, v_part: 1 };
     let y = b.attend(q, [rows[0], rows[2], pages], state, attend);
     let best = b.argmax(y);
     b.output("best", best);
@@ -96,7 +96,7 @@ fn payloads_and_states() {
             json!({"inv_freq": [1.0, 0.25], "attention_factor": 2.0}),
             json!({"style": "HalfSplit", "head_dim": 4}),
             json!(null),
-            json!({"heads": 2, "kv_heads": 2, "scale": 0.5}),
+            json!({"heads": 2, "kv_heads": 2, "scale": 0.5, "v_part": 1}),
             json!(null),
         ]
     );

@@ -6,8 +6,9 @@ mod common;
 use common::{decl, f32s, i32s, kv, q8s};
 use minfer_format::BlockType::{BF16, F16, F32, Q4_0, Q8_0};
 use minfer_graph::{
-    Act, ActKind, Attend, AttendBlocks, Conv1d, DType, DeltaRule, Dim, IndexSelect, Norm, Op, PoolKeys, Rope,
-    RopeStyle, RopeTable, Router, Scoring, Slice, StateDecl, StateKind, Streams, ValueType, WeightDecl,
+    Act, ActKind, Attend, AttendBlocks, Clamp, Conv1d, DType, DeltaRule, Dim, HyperMix, IndexSelect, Norm,
+    Op, PoolGated, PoolKeys, Rope, RopeStyle, RopeTable, Router, Scoring, Slice, StateDecl, StateKind,
+    Streams, ValueType, WeightDecl,
 };
 
 fn good(op: Op, inputs: &[ValueType], w: Option<&WeightDecl>, s: Option<&StateDecl>) -> Vec<String> {
@@ -73,7 +74,8 @@ fn names_are_pinned() {
     let expected = "embed rms_norm quantize matmul grouped_matmul bias_add add mul silu rope_table rope store_kv \
                     attend router combine_experts gather_rows argmax swiglu rms_norm_quantize swiglu_quantize \
                     add_rms_norm scale expert_scale act scale_vec slice reshape repeat stream_sum stream_dot stream_mul \
-                    stream_add conv1d delta_rule pool_keys index_select attend_blocks";
+                    stream_add conv1d delta_rule pool_keys index_select attend_blocks unit_norm layer_norm \
+                    head_matmul clamp stream_weighted_sum stream_mix hyper_mix pool_gated concat";
     assert_eq!(names.join(" "), expected);
     let fused: Vec<_> = every_op().iter().filter(|o| o.is_fused()).map(Op::name).collect();
     assert_eq!(fused, ["swiglu", "rms_norm_quantize", "swiglu_quantize", "add_rms_norm"]);
@@ -93,7 +95,7 @@ fn every_op() -> Vec<Op> {
         Op::RopeTable(table(4)),
         Op::Rope(Rope { style: RopeStyle::HalfSplit, head_dim: 8 }),
         Op::StoreKv,
-        Op::Attend(Attend { heads: 2, kv_heads: 1, scale: 1.0 }),
+        Op::Attend(Attend { heads: 2, kv_heads: 1, scale: 1.0, v_part: 1 }),
         Op::Router(router(2)),
         Op::CombineExperts,
         Op::GatherRows,
@@ -117,7 +119,19 @@ fn every_op() -> Vec<Op> {
         Op::DeltaRule(RULE),
         Op::PoolKeys(pool()),
         Op::IndexSelect(SELECT),
-        Op::AttendBlocks(AttendBlocks { attend: Attend { heads: 2, kv_heads: 1, scale: 1.0 }, block: 4 }),
+        Op::AttendBlocks(AttendBlocks {
+            attend: Attend { heads: 2, kv_heads: 1, scale: 1.0, v_part: 1 },
+            block: 4,
+        }),
+        Op::UnitNorm(norm(64)),
+        Op::LayerNorm(norm(64)),
+        Op::HeadMatMul,
+        Op::Clamp(Clamp { low: -1.0, high: 1.0 }),
+        Op::StreamWeightedSum(STREAMS),
+        Op::StreamMix(STREAMS),
+        Op::HyperMix(MIX),
+        Op::PoolGated(GATED),
+        Op::Concat,
     ]
 }
 
@@ -126,7 +140,7 @@ fn table(pairs: usize) -> RopeTable {
 }
 
 fn router(top_k: usize) -> Router {
-    Router { scoring: Scoring::Softmax, top_k, renormalise: true }
+    Router { scoring: Scoring::Softmax, top_k, renormalise: true, biased: false, scale: 1.0 }
 }
 
 #[test]
@@ -281,8 +295,13 @@ fn store_kv() {
 
 const STREAMS: Streams = Streams { n: 4, scale: 0.25 };
 const CONV: Conv1d = Conv1d { kernel: 4, dilation: 3 };
-const RULE: DeltaRule = DeltaRule { k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 16, tiled: false };
-const SELECT: IndexSelect = IndexSelect { heads: 2, block: 4, top: 3, pooled: 3, scale: 1.0 };
+const RULE: DeltaRule =
+    DeltaRule { k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 16, tiled: false, per_channel: false };
+const SELECT: IndexSelect =
+    IndexSelect { heads: 2, block: 4, top: 3, pooled: 3, scale: 1.0, weighted: false };
+
+const MIX: HyperMix = HyperMix { n: 4, iterations: 20, eps: 1e-6 };
+const GATED: PoolGated = PoolGated { block: 4, raw: 1, gates: 2, pooled: 3 };
 
 fn pool() -> PoolKeys {
     PoolKeys { block: 4, raw: 2, pooled: 3, eps: 1e-6, inv_freq: [1.0; 4].into() }
@@ -332,6 +351,11 @@ fn recurrent_ops() {
     let delta = [f32s(&[2 * 16 + 64]), heads.clone(), heads, slot.clone(), slot.clone()];
     let state = recurrent(4 * 8 * 16);
     assert_eq!(good(Op::DeltaRule(RULE), &delta, None, Some(&state)), ["f32[rows, 64]"]);
+    let channels = Op::DeltaRule(DeltaRule { per_channel: true, ..RULE });
+    assert!(bad(channels.clone(), &delta, None, Some(&state)).contains("per_channel: true"));
+    let mut each = delta.clone();
+    each[1] = f32s(&[4 * 8]);
+    assert_eq!(good(channels, &each, None, Some(&state)), ["f32[rows, 64]"]);
     let mut wrong = delta.clone();
     wrong[0] = x;
     assert!(bad(Op::DeltaRule(RULE), &wrong, None, Some(&state)).starts_with("f32[rows, 64], f32[rows, 4]"));
@@ -350,8 +374,10 @@ fn sparse_attention() {
     );
     let select = [f32s(&[32]), rows.clone(), rows.clone(), pages.clone()];
     assert_eq!(good(Op::IndexSelect(SELECT), &select, None, Some(&state)), ["i32[rows, 3]"]);
-    let attend =
-        Op::AttendBlocks(AttendBlocks { attend: Attend { heads: 4, kv_heads: 2, scale: 1.0 }, block: 4 });
+    let attend = Op::AttendBlocks(AttendBlocks {
+        attend: Attend { heads: 4, kv_heads: 2, scale: 1.0, v_part: 1 },
+        block: 4,
+    });
     let inputs = [f32s(&[64]), rows.clone(), rows.clone(), pages, i32s(&[3])];
     assert_eq!(good(attend.clone(), &inputs, None, Some(&state)), ["f32[rows, 64]"]);
     let mut wrong = inputs.clone();
@@ -363,10 +389,102 @@ fn sparse_attention() {
 }
 
 #[test]
+fn heads_of_a_row() {
+    let w = decl("w", F32, &[4, 24, 16]);
+    assert_eq!(good(Op::HeadMatMul, &[f32s(&[4, 16])], Some(&w), None), ["f32[rows, 96]"]);
+    assert_eq!(
+        bad(Op::HeadMatMul, &[f32s(&[64])], Some(&w), None),
+        "f32[rows, 64] times weight 'w' of shape [4, 24, 16] ([heads, n, k])"
+    );
+    let q8 = decl("w", Q4_0, &[4, 24, 32]);
+    assert!(bad(Op::HeadMatMul, &[f32s(&[4, 32])], Some(&q8), None).contains("takes q8 activations"));
+    let both = decl("norm", F32, &[2 * 16]);
+    assert_eq!(good(Op::LayerNorm(norm(16)), &[f32s(&[64])], Some(&both), None), ["f32[rows, 64]"]);
+    assert!(bad(Op::LayerNorm(norm(32)), &[f32s(&[64])], Some(&both), None).contains("expected [64]"));
+    assert_eq!(good(Op::UnitNorm(norm(16)), &[f32s(&[64])], None, None), ["f32[rows, 64]"]);
+    assert!(bad(Op::UnitNorm(norm(0)), &[f32s(&[64])], None, None).contains("groups of 0"));
+    let scale = decl("scale", F32, &[4]);
+    assert_eq!(good(Op::ScaleVec, &[f32s(&[64])], Some(&scale), None), ["f32[rows, 64]"]);
+    assert_eq!(
+        bad(Op::ScaleVec, &[f32s(&[63])], Some(&scale), None),
+        "weight 'scale' of shape [4] does not divide f32[rows, 63]"
+    );
+    let clamp = |low, high| Op::Clamp(Clamp { low, high });
+    assert_eq!(good(clamp(f32::NEG_INFINITY, 2.0), &[f32s(&[64])], None, None), ["f32[rows, 64]"]);
+    assert!(bad(clamp(2.0, 1.0), &[f32s(&[64])], None, None).contains("between 2 and 1"));
+    assert!(bad(clamp(f32::NAN, 1.0), &[f32s(&[64])], None, None).contains("between NaN and 1"));
+}
+
+#[test]
+fn rows_side_by_side() {
+    assert_eq!(good(Op::Concat, &[f32s(&[64]), f32s(&[2, 3]), f32s(&[1])], None, None), ["f32[rows, 71]"]);
+    assert_eq!(bad(Op::Concat, &[f32s(&[64]), i32s(&[3])], None, None), "input 1 is i32[rows, 3], not f32");
+    let other = ValueType::f32(Dim::Outs, [3]);
+    assert!(bad(Op::Concat, &[f32s(&[64]), other], None, None).starts_with("leading dimensions differ"));
+}
+
+#[test]
+fn hyper_connections() {
+    let (h, y, w, comb) = (f32s(&[64]), f32s(&[16]), f32s(&[4]), f32s(&[16]));
+    let sum = Op::StreamWeightedSum(STREAMS);
+    assert_eq!(good(sum.clone(), &[h.clone(), w.clone()], None, None), ["f32[rows, 16]"]);
+    assert_eq!(
+        bad(sum, &[h.clone(), y.clone()], None, None),
+        "input 1 is f32[rows, 16], expected 4 numbers in each row of f32[rows, 64], f32[rows, 16]"
+    );
+    let mix = [h.clone(), y, w, comb];
+    assert_eq!(good(Op::StreamMix(STREAMS), &mix, None, None), ["f32[rows, 64]"]);
+    let mut wrong = mix.clone();
+    wrong[3] = h.clone();
+    assert!(
+        bad(Op::StreamMix(STREAMS), &wrong, None, None).starts_with("input 3 is f32[rows, 64], expected 16")
+    );
+    let constants = decl("base + scale", F32, &[27]);
+    assert_eq!(
+        good(Op::HyperMix(MIX), &[f32s(&[24])], Some(&constants), None),
+        ["f32[rows, 4]", "f32[rows, 4]", "f32[rows, 16]"]
+    );
+    assert!(bad(Op::HyperMix(MIX), &[h], Some(&constants), None).contains("expected 24 numbers"));
+    let none = Op::HyperMix(HyperMix { iterations: 0, ..MIX });
+    assert_eq!(bad(none, &[f32s(&[24])], Some(&constants), None), "4 streams in 0 iterations");
+}
+
+/// One latent for all heads, key and value at once; keys pooled by gates; heads with weights.
+#[test]
+fn latent_attention() {
+    let state = kv(0, &[32, 16, 16, 16]);
+    let (rows, pages) = (i32s(&[]), ValueType::i32(Dim::Const(9), []));
+    let tables = [rows.clone(), rows.clone(), pages.clone(), rows.clone()];
+    let bias = decl("bias", F32, &[64]);
+    assert!(good(Op::PoolGated(GATED), &tables, Some(&bias), Some(&state)).is_empty());
+    let other = Op::PoolGated(PoolGated { gates: 0, ..GATED });
+    assert!(
+        bad(other, &tables, Some(&bias), Some(&state)).ends_with("over state of widths [32, 16, 16, 16]")
+    );
+    let over = Op::PoolGated(PoolGated { pooled: 1, ..GATED });
+    assert!(bad(over, &tables, Some(&bias), Some(&state)).starts_with("PoolGated"));
+    let select = Op::IndexSelect(IndexSelect { weighted: true, ..SELECT });
+    let inputs = [f32s(&[32]), rows.clone(), rows.clone(), pages.clone(), f32s(&[2])];
+    assert_eq!(good(select.clone(), &inputs, None, Some(&state)), ["i32[rows, 3]"]);
+    assert_eq!(bad(select.clone(), &inputs[..4], None, Some(&state)), "takes 5 inputs, got 4");
+    let mut wrong = inputs.clone();
+    wrong[4] = f32s(&[3]);
+    assert_eq!(bad(select, &wrong, None, Some(&state)), "f32[rows, 3] as weights of 2 heads");
+    let attend = |v_part| Op::Attend(Attend { heads: 4, kv_heads: 1, scale: 1.0, v_part });
+    let inputs = [f32s(&[4 * 32]), rows.clone(), rows, pages];
+    assert_eq!(good(attend(0), &inputs, None, Some(&state)), ["f32[rows, 128]"]);
+    assert_eq!(good(attend(1), &inputs, None, Some(&state)), ["f32[rows, 64]"]);
+    assert_eq!(
+        bad(attend(4), &inputs, None, Some(&state)),
+        "values in part 4 of state of widths [32, 16, 16, 16]"
+    );
+}
+
+#[test]
 fn attend() {
     let s = kv(0, &[32, 16]);
     let pages = ValueType::i32(Dim::Const(9), []);
-    let op = |heads, kv_heads| Op::Attend(Attend { heads, kv_heads, scale: 1.0 });
+    let op = |heads, kv_heads| Op::Attend(Attend { heads, kv_heads, scale: 1.0, v_part: 1 });
     let with = |q: usize, pages: &ValueType| [f32s(&[q]), i32s(&[]), i32s(&[]), pages.clone()];
     assert_eq!(good(op(4, 2), &with(64, &pages), None, Some(&s)), ["f32[rows, 32]"], "4 heads of v's 8");
     for (heads, kv_heads, q) in [(4, 0, 64), (3, 2, 48), (4, 2, 63), (4, 3, 64), (6, 3, 60)] {
@@ -387,6 +505,11 @@ fn attend() {
 fn experts() {
     assert_eq!(good(Op::Router(router(2)), &[f32s(&[8])], None, None), ["i32[rows, 2]", "f32[rows, 2]"]);
     assert_eq!(good(Op::Router(router(8)), &[f32s(&[8])], None, None).len(), 2);
+    let biased = Op::Router(Router { biased: true, ..router(2) });
+    let bias = decl("bias", F32, &[8]);
+    assert_eq!(good(biased.clone(), &[f32s(&[8])], Some(&bias), None).len(), 2);
+    assert_eq!(bad(biased.clone(), &[f32s(&[8])], None, None), "needs a weight");
+    assert!(bad(biased, &[f32s(&[9])], Some(&bias), None).contains("expected [9]"));
     for top_k in [0, 9] {
         let text = format!("cannot choose {top_k} experts from f32[rows, 8]");
         assert_eq!(bad(Op::Router(router(top_k)), &[f32s(&[8])], None, None), text);

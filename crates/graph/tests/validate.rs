@@ -131,7 +131,14 @@ fn the_builder_keeps_the_first_error() {
     let z = b.mul(y, x);
     let (experts, _) = b.router(
         z,
-        minfer_graph::Router { scoring: minfer_graph::Scoring::Softmax, top_k: 99, renormalise: false },
+        None,
+        minfer_graph::Router {
+            scoring: minfer_graph::Scoring::Softmax,
+            top_k: 99,
+            renormalise: false,
+            biased: false,
+            scale: 1.0,
+        },
     );
     b.add(experts, ids);
     b.output("z", z);
@@ -202,7 +209,7 @@ fn a_whole_layer() {
     let state = b.state(kv(2, &[64, 64]));
     let n = b.rms_norm(x, norm, 1e-6);
     b.store_kv(&[n, x], rows[0], state);
-    let attend = Attend { heads: 4, kv_heads: 4, scale: 0.25 };
+    let attend = Attend { heads: 4, kv_heads: 4, scale: 0.25, v_part: 1 };
     let y = b.attend(n, [rows[1], rows[2], pages], state, attend);
     b.output("y", y);
     let graph = b.finish().unwrap();

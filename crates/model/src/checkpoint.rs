@@ -7,8 +7,9 @@
 use std::path::Path;
 
 use minfer_format::bytes::AlignedBuf;
+use minfer_format::table::{RowTable, TableOptions, TablePart};
 use minfer_format::{BlockType, Gguf, HfDir, TensorBytes, decode_row, synth};
-use minfer_graph::{WeightDecl, WeightMap};
+use minfer_graph::{HeadRows, WeightDecl, WeightMap};
 use serde_json::Value as Json;
 
 use crate::error::ModelError;
@@ -191,6 +192,33 @@ impl Checkpoint {
         self.stacked(name("*"), tensors, &shape[1..])
     }
 
+    /// Tensors one below the other as one weight: `(names, suffix, rows)` of each, every row of shape `inner`.
+    pub(crate) fn joined(
+        &self,
+        parts: &[(Names, &str, usize)],
+        layer: Option<usize>,
+        inner: &[usize],
+    ) -> Result<WeightDecl, ModelError> {
+        let mut tensors = Vec::with_capacity(parts.len());
+        for &(names, suffix, rows) in parts {
+            tensors.push(self.weight(names, layer, suffix, &[&[rows], inner].concat())?.name);
+        }
+        self.stacked(tensors.join(" + "), tensors, inner)
+    }
+
+    /// Some rows of the matrix of each of `heads` heads, which one tensor `[heads * group, k]` has below one another.
+    pub(crate) fn head_rows(
+        &self,
+        names: Names,
+        layer: Option<usize>,
+        [heads, k]: [usize; 2],
+        rows: HeadRows,
+    ) -> Result<WeightDecl, ModelError> {
+        let stored = self.weight(names, layer, "weight", &[heads * rows.group, k])?;
+        let shape = if rows.transposed { vec![heads, k, rows.len] } else { vec![heads, rows.len, k] };
+        Ok(WeightDecl { ty: BlockType::F32, shape, map: WeightMap::HeadRows(rows), ..stored })
+    }
+
     /// A table of rows of `width` numbers: one tensor, or in Hugging Face directories shards of it, whose
     /// names have `{}` for the shard. In GGUF files it belongs to no layer.
     pub(crate) fn table(&self, names: Names, layer: usize, width: usize) -> Result<WeightDecl, ModelError> {
@@ -297,32 +325,64 @@ impl Checkpoint {
         }
         let (stored_ty, _) = self.tensor(&decl.name)?.unwrap_or((decl.ty, vec![]));
         let stored = self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() })?;
-        let mut numbers = vec![0.0f32; decl.shape.iter().product()];
+        let count: usize = decl.shape.iter().product();
+        let stored_count = match decl.map {
+            WeightMap::HeadRows(r) => count / r.len.max(1) * r.group,
+            _ => count,
+        };
+        let mut numbers = vec![0.0f32; stored_count];
         decode_row(stored_ty, &stored, &mut numbers).map_err(|e| self.bad(&decl.name, e.to_string()))?;
-        for x in &mut numbers {
-            *x = match decl.map {
-                WeightMap::None => *x,
-                WeightMap::AddOne => 1.0 + *x,
-                WeightMap::NegExp => -x.exp(),
-            };
+        match decl.map {
+            WeightMap::None => {}
+            WeightMap::AddOne => numbers.iter_mut().for_each(|x| *x += 1.0),
+            WeightMap::NegExp => numbers.iter_mut().for_each(|x| *x = -x.exp()),
+            WeightMap::HeadRows(rows) => {
+                numbers = cut(&numbers, decl.shape.first().copied().unwrap_or(1), rows)
+            }
         }
         let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
         Ok(AlignedBuf::from(&bytes[..]).into())
     }
 
-    fn load_stored(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
-        match self {
-            Checkpoint::Gguf(g) => Ok(g.data(&decl.name)?),
-            Checkpoint::Shape(s) => self.fill(decl, s),
-            Checkpoint::Hf(d) => match &decl.tensors[..] {
-                [one] => Ok(d.weight(one)?.1),
-                many => self.join(d, many),
-            },
-        }
+    /// Opens a weight of rows that stays where it is, to be read row by row.
+    ///
+    /// # Errors
+    /// A file that cannot be opened.
+    pub fn row_table(&self, decl: &WeightDecl, options: TableOptions) -> Result<RowTable, ModelError> {
+        let parts = decl.tensors.iter().map(|name| {
+            let location = match self {
+                Checkpoint::Gguf(g) => g.location(name),
+                Checkpoint::Hf(d) => d.location(name),
+                Checkpoint::Shape(_) => None,
+            };
+            let rows = self.tensor(name)?.and_then(|(_, shape)| shape.first().copied());
+            match (location, rows) {
+                (Some((path, offset)), Some(rows)) => {
+                    Ok(TablePart::File { path: path.to_owned(), offset, rows })
+                }
+                _ => self.load(&plain(name.clone(), decl.ty, &decl.shape)).map(TablePart::Bytes),
+            }
+        });
+        let parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
+        Ok(RowTable::open(parts, decl.ty, decl.shape.last().copied().unwrap_or(0), options)?)
     }
 
-    fn join(&self, dir: &HfDir, tensors: &[String]) -> Result<TensorBytes, ModelError> {
-        let parts = tensors.iter().map(|t| Ok(dir.weight(t)?.1)).collect::<Result<Vec<_>, ModelError>>()?;
+    fn load_stored(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
+        let read = |tensor: &String| -> Result<TensorBytes, ModelError> {
+            match self {
+                Checkpoint::Gguf(g) => Ok(g.data(tensor)?),
+                Checkpoint::Hf(d) => Ok(d.weight(tensor)?.1),
+                Checkpoint::Shape(_) => {
+                    Err(ModelError::MissingTensor { source_name: self.name(), tensor: tensor.clone() })
+                }
+            }
+        };
+        match (self, &decl.tensors[..]) {
+            (Checkpoint::Shape(s), _) => return self.fill(decl, s),
+            (_, [one]) => return read(one),
+            _ => {}
+        }
+        let parts = decl.tensors.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let mut joined = AlignedBuf::zeroed(parts.iter().map(|p| p.len()).sum());
         let mut at = 0;
         for part in &parts {
@@ -352,6 +412,21 @@ impl Checkpoint {
 fn plain(tensor: String, ty: BlockType, shape: &[usize]) -> WeightDecl {
     let tensors = vec![tensor.clone()];
     WeightDecl { name: tensor, ty, shape: shape.to_vec(), tensors, map: WeightMap::None }
+}
+
+/// Rows of each head's matrix, as [`HeadRows`] says.
+fn cut(numbers: &[f32], heads: usize, rows: HeadRows) -> Vec<f32> {
+    let k = numbers.len() / (heads * rows.group).max(1);
+    let mut out = Vec::with_capacity(heads * rows.len * k);
+    for head in numbers.chunks_exact((rows.group * k).max(1)) {
+        let wanted = &head[rows.from * k..(rows.from + rows.len) * k];
+        if rows.transposed {
+            (0..k).for_each(|c| out.extend(wanted.iter().skip(c).step_by(k)));
+        } else {
+            out.extend_from_slice(wanted);
+        }
+    }
+    out
 }
 
 impl Shape {

@@ -2,8 +2,8 @@
 //! blocks, mixture of experts, head. An architecture file puts these together.
 
 use minfer_graph::{
-    Attend, Dim, Graph, GraphBuilder, RopeStyle, RopeTable, Router, Scoring, StateDecl, StateKind, ValueId,
-    ValueType, WeightId,
+    Attend, Dim, Graph, GraphBuilder, RopeStyle, RopeTable, StateDecl, StateKind, ValueId, ValueType,
+    WeightId,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -106,7 +106,8 @@ impl<'a> Decoder<'a> {
             kind: StateKind::Paged { widths: vec![kv_width, kv_width] },
         });
         self.b.store_kv(&[k, v], self.slots, state);
-        let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale: 1.0 / (h.head_dim as f32).sqrt() };
+        let scale = 1.0 / (h.head_dim as f32).sqrt();
+        let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale, v_part: 1 };
         let attended = self.b.attend(q, self.tables, state, attend);
         self.linear(attended, O, [h.hidden, q_width], false, "attn_out")
     }
@@ -131,8 +132,7 @@ impl<'a> Decoder<'a> {
         let hidden = self.h.hidden;
         let router = self.weight(ROUTER, "weight", &[e.count, hidden])?;
         let logits = self.b.matmul(x, router, "router_logits");
-        let router = Router { scoring: Scoring::Softmax, top_k: e.used, renormalise: e.renormalise };
-        let (ids, weights) = self.b.router(logits, router);
+        let (ids, weights) = self.b.router(logits, None, e.softmax_router());
         let gate = self.experts(x, ids, GATE_EXPERTS, [e.count, e.ffn, hidden], "gate")?;
         let up = self.experts(x, ids, UP_EXPERTS, [e.count, e.ffn, hidden], "up")?;
         let gate = self.b.silu(gate);

@@ -1,6 +1,7 @@
 //! Hyper-parameters of decoder models, read from any source.
 
 use minfer_format::Metadata;
+use minfer_graph::{Router, Scoring};
 use serde_json::Value as Json;
 
 use crate::checkpoint::Checkpoint;
@@ -210,6 +211,12 @@ impl Hyper {
 }
 
 impl Experts {
+    /// The choice by softmax probability.
+    pub(crate) fn softmax_router(&self) -> Router {
+        let scoring = Scoring::Softmax;
+        Router { scoring, top_k: self.used, renormalise: self.renormalise, biased: false, scale: 1.0 }
+    }
+
     pub(crate) fn from_gguf(m: &Metadata, arch: &str) -> Result<Experts, ModelError> {
         let key = |suffix: &str| format!("{arch}.{suffix}");
         let used = m.usize(&key("expert_used_count"))?;
@@ -295,4 +302,21 @@ impl Config<'_> {
             },
         }
     }
+}
+
+/// Whether each layer attends, from `layer_types`, which published files and transformers spell differently; every fourth layer attends
+/// where the list is absent.
+pub(crate) fn layer_types(c: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
+    let bad = |why: String| c.ck.bad("config.json: layer_types", why);
+    let Some(list) = c.json.get("layer_types").filter(|v| !v.is_null()) else {
+        return Ok((1..=layers).map(|i| i.is_multiple_of(4)).collect());
+    };
+    let kinds = list.as_array().filter(|l| l.len() == layers);
+    let kinds = kinds.ok_or_else(|| bad(format!("is not a list of {layers}")))?;
+    let attends = |kind: &Json| match kind.as_str() {
+        Some("linear_attention") => Ok(false),
+        Some("full_attention" | "indexed_attention") => Ok(true),
+        _ => Err(bad(format!("has {kind}, neither linear_attention nor full_attention"))),
+    };
+    kinds.iter().map(attends).collect()
 }

@@ -9,6 +9,7 @@
 mod checkpoint;
 mod decoder;
 mod error;
+mod glm5_next;
 mod hyper;
 mod llama;
 mod ngram;
@@ -25,7 +26,7 @@ pub use hyper::{Experts, Hyper};
 pub use ngram::Ngram;
 pub use shapes::{SHAPES, Shape};
 
-use minfer_graph::Graph;
+use minfer_graph::{Graph, WeightDecl};
 
 /// A loaded architecture.
 pub trait Model: Send + Sync {
@@ -34,8 +35,8 @@ pub trait Model: Send + Sync {
 
     /// The graph of one step. Inputs: `tokens`, `positions`, `slots`, `table_at` (i32 per row), `pages`
     /// (i32, at most `page_table` of them), `out_rows` (i32 per output); models with recurrent state also
-    /// `state_from`, `state_to` (i32 per row), and those with an n-gram table `ngram_rows` (i32
-    /// `[rows, heads]`, from [`Model::ngram`]). Output: `logits` f32 `[outs, vocab]`.
+    /// `state_from`, `state_to` (i32 per row), and those with an n-gram table `ngrams` (f32
+    /// `[rows, heads * width]`, the rows of [`Model::ngram_table`] that [`Model::ngram`] names). Output: `logits` f32 `[outs, vocab]`.
     ///
     /// # Errors
     /// A missing tensor or a wrong shape, by name.
@@ -64,6 +65,15 @@ pub trait Model: Send + Sync {
     fn ngram(&self) -> Option<&Ngram> {
         None
     }
+
+    /// That table, `[rows, width]`. No node of the graph holds it: it may be larger than memory, so its rows
+    /// are read from the file as tokens ask for them ([`Checkpoint::row_table`]).
+    ///
+    /// # Errors
+    /// As [`Model::graph`].
+    fn ngram_table(&self, _checkpoint: &Checkpoint) -> Result<Option<WeightDecl>, ModelError> {
+        Ok(None)
+    }
 }
 
 /// One row of the architecture table.
@@ -76,13 +86,14 @@ pub struct Architecture {
 }
 
 /// Every architecture.
-pub const ARCHITECTURES: [Architecture; 5] = [
+pub const ARCHITECTURES: [Architecture; 6] = [
     Architecture { gguf: "llama", hf: &["llama"], load: llama::load },
     Architecture { gguf: "qwen2", hf: &["qwen2"], load: qwen2::load },
     Architecture { gguf: "qwen3", hf: &["qwen3"], load: qwen3::load },
     Architecture { gguf: "qwen3moe", hf: &["qwen3_moe"], load: qwen3_moe::load },
-    // The second type has the decoder's configuration under `text_config`.
+    // The second type of each has the decoder's configuration under `text_config`.
     Architecture { gguf: "qwen4exp", hf: &["qwen4_exp_text", "qwen4_exp"], load: qwen4_exp::load },
+    Architecture { gguf: "glm5-next", hf: &["glm5_next_text", "glm5_next"], load: glm5_next::load },
 ];
 
 /// Recognises the architecture of a checkpoint and reads its hyper-parameters.

@@ -3,7 +3,7 @@
 //! For each n-gram length 2..=N the token and its predecessors are hashed (products with odd multipliers,
 //! joined by exclusive or), and each of several heads takes the hash modulo its own prime. An end token
 //! closes a segment: what lies before it is replaced by end tokens. Depends on tokens only, so rows are known
-//! before a step runs. Reading the table does not belong here.
+//! before a step runs. The table itself stays in its file (`minfer_format::table`); the engine reads it.
 
 use minfer_format::gguf::Array;
 use minfer_format::hf::Dtype;
@@ -60,6 +60,11 @@ impl Ngram {
     /// Rows looked up per token.
     pub fn heads(&self) -> usize {
         self.heads.len()
+    }
+
+    /// Tokens before one that its rows can depend on.
+    pub fn history(&self) -> usize {
+        self.multipliers.len().saturating_sub(1)
     }
 
     /// Appends the rows of the token at position `at` of a sequence, one per head. `tokens` holds the

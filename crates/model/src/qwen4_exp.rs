@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use minfer_graph::{
     Act, ActKind, Attend, AttendBlocks, Conv1d, Dim, Graph, GraphBuilder, IndexSelect, Norm, Op, PoolKeys,
-    RopeStyle, Router, Scoring, Slice, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightId,
+    RopeStyle, Slice, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightDecl, WeightId,
     WeightMap,
 };
 
@@ -124,6 +124,10 @@ impl Model for Qwen4Exp {
         self.ngram.as_ref()
     }
 
+    fn ngram_table(&self, ck: &Checkpoint) -> Result<Option<WeightDecl>, ModelError> {
+        self.sizes.ple.map(|p| ck.table(PLE_TABLE, p.layer, p.width)).transpose()
+    }
+
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
         self.trunk(ck, page_table, false)
     }
@@ -172,7 +176,7 @@ struct Step<'a> {
     tables: [ValueId; 3],
     /// Slots that recurrent state is read from and written to.
     state: [ValueId; 2],
-    ngram_rows: Option<ValueId>,
+    ngrams: Option<ValueId>,
     out_rows: ValueId,
     rope: ValueId,
     inv_freq: Arc<[f32]>,
@@ -188,8 +192,8 @@ impl<'a> Step<'a> {
         let (mut step, x) = Step::inputs(ck, m, page_table)?;
         let mut per_row = |name| step.b.input(name, ValueType::i32(Dim::Rows, []));
         step.state = [per_row("state_from"), per_row("state_to")];
-        let rows = |p: Ple| step.b.input("ngram_rows", ValueType::i32(Dim::Rows, [p.heads]));
-        step.ngram_rows = m.sizes.ple.map(rows);
+        let ngrams = |p: Ple| step.b.input("ngrams", ValueType::f32(Dim::Rows, [p.heads * p.width]));
+        step.ngrams = m.sizes.ple.map(ngrams);
         let streams = Streams { n: m.sizes.streams, scale: 1.0 };
         let x = step.b.streams(Op::Repeat, streams, &[x], "streams");
         Ok((step, x))
@@ -215,8 +219,8 @@ impl<'a> Step<'a> {
         let tables = [positions, table_at, pages];
         // The draft head has no recurrent state; `start` puts the real inputs here.
         let state = [slots, slots];
-        let (layer, ngram_rows) = (None, None);
-        Ok((Step { b, ck, m, layer, slots, tables, state, ngram_rows, out_rows, rope, inv_freq }, x))
+        let (layer, ngrams) = (None, None);
+        Ok((Step { b, ck, m, layer, slots, tables, state, ngrams, out_rows, rope, inv_freq }, x))
     }
 
     fn enter(&mut self, layer: usize) {
@@ -303,9 +307,11 @@ impl<'a> Step<'a> {
         let pool = PoolKeys { block: s.block, raw: 2, pooled: 3, eps: h.norm_eps, inv_freq };
         self.b.pool_keys(self.tables, self.slots, norm, state, pool);
         let scale = 1.0 / (s.index_dim as f32).sqrt();
-        let select = IndexSelect { heads: s.index_heads, block: s.block, top: s.top, pooled: 3, scale };
-        let blocks = self.b.index_select(index_q, self.tables, state, select);
-        let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale: 1.0 / (dim as f32).sqrt() };
+        let (heads, top, block) = (s.index_heads, s.top, s.block);
+        let select = IndexSelect { heads, block, top, pooled: 3, scale, weighted: false };
+        let blocks = self.b.index_select(index_q, self.tables, None, state, select);
+        let scale = 1.0 / (dim as f32).sqrt();
+        let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale, v_part: 1 };
         let attend = AttendBlocks { attend, block: s.block };
         let attended = self.b.attend_blocks(q, self.tables, blocks, state, attend);
         let gate = self.b.act(gate, SIGMOID);
@@ -338,8 +344,7 @@ impl<'a> Step<'a> {
     fn moe(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (e, hidden) = (&self.m.experts, self.m.hyper.hidden);
         let logits = self.linear(x, ROUTER, [e.count, hidden], "router_logits")?;
-        let router = Router { scoring: Scoring::Softmax, top_k: e.used, renormalise: e.renormalise };
-        let (ids, weights) = self.b.router(logits, router);
+        let (ids, weights) = self.b.router(logits, None, e.softmax_router());
         let (gate, up) = self.gate_up(x, ids)?;
         let gate = self.b.silu(gate);
         let inner = self.b.mul(gate, up);
@@ -406,10 +411,7 @@ impl<'a> Step<'a> {
     fn ngrams(&mut self, h: ValueId, ple: Ple) -> Result<ValueId, ModelError> {
         let (hidden, n) = (self.m.hyper.hidden, self.m.sizes.streams);
         let (width, embed) = (n * hidden, ple.heads * ple.width);
-        let Some(rows) = self.ngram_rows else { return Ok(h) };
-        let table = self.ck.table(PLE_TABLE, ple.layer, ple.width)?;
-        let table = self.b.weight(table);
-        let e = self.b.embed(rows, table);
+        let Some(e) = self.ngrams else { return Ok(h) };
         let key = self.linear(e, PLE_KEY, [width, embed], "ngram_key")?;
         let key = self.stream_norm(key, PLE_NORM_KEY)?;
         let value = self.linear(e, PLE_VALUE, [hidden, embed], "ngram_value")?;

@@ -65,17 +65,20 @@ impl Kernels {
 
         let k_head = HeadRows { cache: kv.k, head: kv_head, heads: shape.kv_heads, dim: shape.k_dim };
         let v_head = HeadRows { cache: kv.v, dim: shape.v_dim, ..k_head };
+        let one = shape.k_dim == shape.v_dim && kv.k.is(&kv.v);
         let q = &row.q[heads.start * shape.k_dim..heads.end * shape.k_dim];
         let mut allowed = row.allowed().peekable();
         while let Some(&first) = allowed.peek() {
             let mut count = 0;
             while let Some(position) = allowed.next_if(|p| p / PAGE == first / PAGE) {
                 self.gather(k_head, row.slot(position), &mut k[count * shape.k_dim..][..shape.k_dim]);
-                self.gather(v_head, row.slot(position), &mut v[count * shape.v_dim..][..shape.v_dim]);
+                if !one {
+                    self.gather(v_head, row.slot(position), &mut v[count * shape.v_dim..][..shape.v_dim]);
+                }
                 count += 1;
             }
             let keys = Tile::new(k, shape.k_dim, shape.k_dim, count);
-            let values = Tile::new(v, shape.v_dim, shape.v_dim, count);
+            let values = if one { keys } else { Tile::new(v, shape.v_dim, shape.v_dim, count) };
             let heads = q.chunks_exact(shape.k_dim).zip(acc.chunks_exact_mut(shape.v_dim));
             for ((q, acc), running) in heads.zip(running.iter_mut()) {
                 self.fold_tile(q, keys, values, shape.scale, running, acc);

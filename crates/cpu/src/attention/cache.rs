@@ -14,6 +14,15 @@ pub enum CacheRows<'a> {
 }
 
 impl CacheRows<'_> {
+    /// Whether both are the same memory: latents are keys and values at once.
+    pub(super) fn is(&self, other: &CacheRows<'_>) -> bool {
+        match (self, other) {
+            (CacheRows::F32(a), CacheRows::F32(b)) => std::ptr::eq(*a, *b),
+            (CacheRows::F16(a), CacheRows::F16(b)) => std::ptr::eq(*a, *b),
+            _ => false,
+        }
+    }
+
     /// Reads row `slot` of a cache as wide as `out`, widened exactly.
     ///
     /// # Panics

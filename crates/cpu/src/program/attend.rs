@@ -16,6 +16,7 @@ pub(super) const ROW_BLOCK: usize = 16;
 
 pub(crate) struct AttendStep {
     pub(super) shape: AttendShape,
+    pub(super) v_part: usize,
     pub(super) state: Arc<dyn StateBuffer>,
     pub(super) q: Loc,
     pub(super) positions: Loc,
@@ -47,7 +48,7 @@ impl Step for AttendStep {
             )
         };
         // SAFETY: earlier steps stored this step's rows; nobody stores while attention runs.
-        let kv = unsafe { state.view() };
+        let kv = unsafe { state.view(self.v_part) };
         // SAFETY: the scratch is this worker's own.
         let scratch = unsafe { self.scratch.get(worker) };
         let blocks = rows.div_ceil(ROW_BLOCK);

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use minfer_graph::{
-    Attend, AttendBlocks, Conv1d, DeltaRule, Graph, IndexSelect, Node, Op, PAGE, PoolKeys, ValueId,
+    Attend, AttendBlocks, Conv1d, DeltaRule, Graph, IndexSelect, Node, Op, PAGE, PoolGated, PoolKeys, ValueId,
 };
 use minfer_runtime::{DeviceError, Program, ProgramSpec, Region, StateBuffer};
 
 use super::attend::{AttendStep, ROW_BLOCK};
+use super::gated::{GatedScratch, GatedStep};
 use super::meetings::Meetings;
-use super::products::{ExpertRows, ExpertsStep, MatmulStep};
+use super::products::{ExpertRows, ExpertsStep, HeadsStep, MatmulStep};
 use super::recurrent::{ConvScratch, ConvStep, DeltaScratch, DeltaStep, StateSlots};
 use super::rows::{Extra, GatherStep, RowStep, scratch_len};
 use super::sparse::{PageTables, PoolStep, SelectScratch, SelectStep, SharedScores, SparseStep};
@@ -48,9 +49,11 @@ impl Compiler<'_> {
         match &node.op {
             Op::MatMul => self.matmul(node),
             Op::GroupedMatMul => self.experts(node),
+            Op::HeadMatMul => self.heads(node),
             Op::Attend(a) => self.attend(node, a),
             Op::AttendBlocks(a) => self.attend_blocks(node, a),
             Op::PoolKeys(p) => self.pool_keys(node, p),
+            Op::PoolGated(p) => self.pool_gated(node, p),
             Op::IndexSelect(s) => self.index_select(node, s),
             Op::Conv1d(c) => self.conv1d(node, c),
             Op::DeltaRule(d) => self.delta_rule(node, d),
@@ -114,6 +117,15 @@ impl Compiler<'_> {
         Ok(Box::new(MatmulStep { weight, kernel, x, y, next: ChunkCounter::new() }))
     }
 
+    fn heads(&self, node: &Node) -> Result<Box<dyn Step>, DeviceError> {
+        let weight = self.weight(node)?;
+        let CpuWeight::Experts(w) = &*weight else { return Err(wrong_layout(node)) };
+        let Some(first) = w.first() else { return Err(wrong_layout(node)) };
+        let kernel = matmul::select(first.ty(), self.shared.isa);
+        let (x, y) = (self.loc(node.inputs[0])?, self.loc(node.outputs[0])?);
+        Ok(Box::new(HeadsStep { weight, kernel, x, y, next: ChunkCounter::new() }))
+    }
+
     fn experts(&self, node: &Node) -> Result<Box<dyn Step>, DeviceError> {
         let weight = self.weight(node)?;
         let CpuWeight::Experts(w) = &*weight else { return Err(wrong_layout(node)) };
@@ -143,9 +155,8 @@ impl Compiler<'_> {
         state: &Arc<dyn StateBuffer>,
         a: &Attend,
     ) -> Result<AttendShape, DeviceError> {
-        let cache = state.as_any().downcast_ref::<PagedState>().filter(|s| s.parts() >= 2);
-        let cache = cache.ok_or_else(|| wrong_layout(node))?;
-        let [k_dim, v_dim] = [0, 1].map(|part| cache.width(part) / a.kv_heads);
+        let [k_dim, v_dim] = [self.part_width(node, state, 0)?, self.part_width(node, state, a.v_part)?]
+            .map(|w| w / a.kv_heads);
         Ok(AttendShape { heads: a.heads, kv_heads: a.kv_heads, k_dim, v_dim, scale: a.scale })
     }
 
@@ -158,6 +169,7 @@ impl Compiler<'_> {
         let shape = self.attend_shape(node, &state, a)?;
         Ok(Box::new(AttendStep {
             shape,
+            v_part: a.v_part,
             q: self.loc(node.inputs[0])?,
             positions: self.loc(node.inputs[1])?,
             table_at: self.loc(node.inputs[2])?,
@@ -183,6 +195,7 @@ impl Compiler<'_> {
         let shape = self.attend_shape(node, &state, &a.attend)?;
         Ok(Box::new(SparseStep {
             shape,
+            v_part: a.attend.v_part,
             block: a.block,
             q: self.loc(node.inputs[0])?,
             tables: self.page_tables(node, 1)?,
@@ -221,6 +234,24 @@ impl Compiler<'_> {
         }))
     }
 
+    fn pool_gated(&self, node: &Node, p: &PoolGated) -> Result<Box<dyn Step>, DeviceError> {
+        let state = self.state(node)?;
+        let width = self.part_width(node, &state, p.raw)?;
+        for part in [p.gates, p.pooled] {
+            if self.part_width(node, &state, part)? != width {
+                return Err(wrong_layout(node));
+            }
+        }
+        Ok(Box::new(GatedStep {
+            weight: self.weight(node)?,
+            tables: self.page_tables(node, 0)?,
+            slots: self.loc(node.inputs[3])?,
+            scratch: self.per_worker(|| GatedScratch::new(p.block, width)),
+            pool: *p,
+            state,
+        }))
+    }
+
     fn index_select(&self, node: &Node, s: &IndexSelect) -> Result<Box<dyn Step>, DeviceError> {
         let state = self.state(node)?;
         let width = self.part_width(node, &state, s.pooled)?;
@@ -229,6 +260,7 @@ impl Compiler<'_> {
         Ok(Box::new(SelectStep {
             select: *s,
             q: self.loc(node.inputs[0])?,
+            weights: node.inputs.get(4).map(|&w| self.loc(w)).transpose()?,
             tables: self.page_tables(node, 1)?,
             out: self.loc(node.outputs[0])?,
             scratch: self.per_worker(|| SelectScratch::new(blocks, width)),

@@ -6,6 +6,7 @@
 
 mod attend;
 mod compile;
+mod gated;
 mod meetings;
 mod products;
 mod recurrent;

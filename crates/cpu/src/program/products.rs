@@ -1,4 +1,4 @@
-//! Matrix products, dense and by expert. Work is shared out in ranges of output groups, so that each worker
+//! Matrix products, dense, by head and by expert. Work is shared out in ranges of output groups, so that each worker
 //! streams consecutive weights; rows are never split among workers within a group.
 
 use std::sync::Arc;
@@ -51,6 +51,47 @@ impl Step for MatmulStep {
             // SAFETY: the kernel was selected for this machine and this type; activations were written by the
             // quantiser; claimed groups are this worker's alone.
             unsafe { (self.kernel)(&job, groups) }
+        });
+    }
+
+    fn reset(&self) {
+        self.next.reset();
+    }
+}
+
+/// A matrix for each head, applied to its part of each row.
+pub(crate) struct HeadsStep {
+    pub(super) weight: Arc<CpuWeight>,
+    pub(super) kernel: MatmulFn,
+    pub(super) x: Loc,
+    pub(super) y: Loc,
+    pub(super) next: ChunkCounter,
+}
+
+impl Step for HeadsStep {
+    unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
+        let CpuWeight::Experts(heads) = &*self.weight else { return };
+        let Some(first) = heads.first() else { return };
+        let (rows, chunk) = (run.rows(&self.x), chunk_groups(first, worker.count));
+        if rows == 0 {
+            return;
+        }
+        let per_head = first.groups().div_ceil(chunk);
+        for_each_chunk(&self.next, heads.len() * per_head, 1, |task| {
+            let (head, part) = (task.start / per_head, task.start % per_head);
+            let w = &heads[head];
+            let job = Job {
+                k: w.k(),
+                n: w.n(),
+                weights: w.bytes().as_ptr(),
+                x: run.at(&self.x, 0).wrapping_add(head * x_row_bytes(w.ty(), w.k())),
+                x_stride: self.x.row_bytes,
+                y: run.at(&self.y, 0).cast::<f32>().wrapping_add(head * w.n()),
+                y_stride: self.y.row_bytes,
+                rows: Rows::All(rows),
+            };
+            // SAFETY: as for the dense product; heads have different parts of an output row.
+            unsafe { (self.kernel)(&job, part * chunk..((part + 1) * chunk).min(w.groups())) }
         });
     }
 

@@ -9,7 +9,7 @@ use minfer_runtime::StateBuffer;
 
 use super::{Loc, PerWorker, Run, Step, for_each_chunk};
 use crate::conv::History;
-use crate::delta_rule::Token;
+use crate::delta_rule::{Decay, Token};
 use crate::math::exp;
 use crate::pool::{ChunkCounter, Worker};
 use crate::state::SlotState;
@@ -186,17 +186,23 @@ pub(crate) struct DeltaStep {
     pub(super) next: ChunkCounter,
 }
 
-/// Up to [`COLUMNS`] columns of one head's state, and its query and key.
+/// Up to [`COLUMNS`] columns of one head's state, and its query, key and decays.
 pub(crate) struct DeltaScratch {
     state: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
+    decay: Vec<f32>,
 }
 
 impl DeltaScratch {
     pub(super) fn new(rule: &DeltaRule) -> DeltaScratch {
-        let (state, q, k) = (vec![0.0; rule.k_dim * COLUMNS], vec![0.0; rule.k_dim], vec![0.0; rule.k_dim]);
-        DeltaScratch { state, q, k }
+        let channels = || vec![0.0; rule.k_dim];
+        DeltaScratch {
+            state: vec![0.0; rule.k_dim * COLUMNS],
+            q: channels(),
+            k: channels(),
+            decay: channels(),
+        }
     }
 }
 
@@ -261,13 +267,13 @@ impl DeltaStep {
     /// # Safety
     /// As [`DeltaStep::sequence`], for one row.
     unsafe fn token(&self, run: &Run<'_>, row: usize, part: &HeadPart, s: &mut DeltaScratch) {
-        let DeltaRule { k_heads, v_heads, k_dim, v_dim, tiled } = self.rule;
+        let DeltaRule { k_heads, v_heads, k_dim, v_dim, tiled, per_channel } = self.rule;
         let (head, count) = (part.head, part.columns.len());
         // SAFETY: by the caller's promise.
         let (qkv, log_decay, beta) = unsafe {
             (
                 run.get::<f32>(&self.qkv, row, 1),
-                run.get::<f32>(&self.log_decay, row, 1)[head],
+                run.get::<f32>(&self.log_decay, row, 1),
                 run.get::<f32>(&self.beta, row, 1)[head],
             )
         };
@@ -277,7 +283,13 @@ impl DeltaStep {
         run.kernels.unit(&qkv[keys + k_head * k_dim..][..k_dim], 1.0, &mut s.k);
         let at = head * v_dim + part.columns.start;
         let v = &qkv[values + at..][..count];
-        let token = Token { q: &s.q, k: &s.k, v, decay: exp(log_decay), beta };
+        let decay = if per_channel {
+            run.kernels.exps(&log_decay[head * k_dim..][..k_dim], &mut s.decay);
+            Decay::Channels(&s.decay)
+        } else {
+            Decay::Head(exp(log_decay[head]))
+        };
+        let token = Token { q: &s.q, k: &s.k, v, decay, beta };
         // SAFETY: this task alone has these columns of the row.
         let out = unsafe {
             let at = run.at(&self.out, row).cast::<f32>().add(at);

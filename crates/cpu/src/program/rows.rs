@@ -85,6 +85,8 @@ impl<'a> Row<'a> {
             match &self.step.op {
                 Op::Embed => self.embed(),
                 Op::RmsNorm(n) => k.rms_norm(self.f32(0), n.group, self.vector(), n.eps, self.out(0)),
+                Op::UnitNorm(n) => k.unit_norm(self.f32(0), n.group, n.eps, self.out(0)),
+                Op::LayerNorm(n) => k.layer_norm(self.f32(0), self.vector(), n.eps, self.out(0)),
                 Op::RmsNormQuantize(n) => self.norm_quantize(n, scratch),
                 Op::AddRmsNorm(n) => {
                     let sum: &mut [f32] = self.out(0);
@@ -98,6 +100,7 @@ impl<'a> Row<'a> {
                     self.quantize(&scratch[..x.len()]);
                 }
                 Op::Reshape(_) => self.out::<f32>(0).copy_from_slice(self.f32(0)),
+                Op::Concat => self.concat(),
                 Op::BiasAdd => k.add(self.f32(0), self.vector(), self.out(0)),
                 Op::Scale => self.scale(self.vector().first().copied().unwrap_or(1.0)),
                 Op::ExpertScale => self.expert_scale(),
@@ -112,18 +115,24 @@ impl<'a> Row<'a> {
                 Op::CombineExperts => k.combine(self.f32(0), self.f32(1), self.out(0)),
                 Op::ArgMax => self.out(0)[0] = k.argmax(self.f32(0)) as i32,
                 Op::Act(_)
+                | Op::Clamp(_)
                 | Op::ScaleVec
                 | Op::Slice(_)
                 | Op::Repeat(_)
                 | Op::StreamSum(_)
                 | Op::StreamDot(_)
                 | Op::StreamMul(_)
-                | Op::StreamAdd(_) => self.rearrange(),
+                | Op::StreamAdd(_)
+                | Op::StreamWeightedSum(_)
+                | Op::StreamMix(_)
+                | Op::HyperMix(_) => self.rearrange(),
                 Op::MatMul
                 | Op::GroupedMatMul
+                | Op::HeadMatMul
                 | Op::Attend(_)
                 | Op::AttendBlocks(_)
                 | Op::PoolKeys(_)
+                | Op::PoolGated(_)
                 | Op::IndexSelect(_)
                 | Op::Conv1d(_)
                 | Op::DeltaRule(_)
@@ -172,6 +181,18 @@ impl<'a> Row<'a> {
             for (x, out) in x.chunks_exact(last).zip(out.chunks_exact_mut(q8_row_bytes(last))) {
                 (self.run.quantize)(x, out);
             }
+        }
+    }
+
+    unsafe fn concat(&self) {
+        // SAFETY: as in `compute`.
+        let mut rest = unsafe { self.out::<f32>(0) };
+        for input in 0..self.step.inputs.len() {
+            // SAFETY: as in `compute`.
+            let x = unsafe { self.f32(input) };
+            let (part, tail) = rest.split_at_mut(x.len());
+            part.copy_from_slice(x);
+            rest = tail;
         }
     }
 
@@ -224,8 +245,7 @@ impl<'a> Row<'a> {
         // SAFETY: as in `compute`.
         unsafe {
             let logits = self.f32(0);
-            let probabilities = &mut scratch[..logits.len()];
-            self.run.kernels.route(logits, r.renormalise, probabilities, self.out(0), self.out(1));
+            self.run.kernels.route(r, logits, self.vector(), scratch, self.out(0), self.out(1));
         }
     }
 }
@@ -260,9 +280,11 @@ pub(super) fn is_row_op(op: &Op) -> bool {
         op,
         Op::MatMul
             | Op::GroupedMatMul
+            | Op::HeadMatMul
             | Op::Attend(_)
             | Op::AttendBlocks(_)
             | Op::PoolKeys(_)
+            | Op::PoolGated(_)
             | Op::IndexSelect(_)
             | Op::Conv1d(_)
             | Op::DeltaRule(_)
@@ -273,7 +295,8 @@ pub(super) fn is_row_op(op: &Op) -> bool {
 /// Floats of scratch that a row of this op takes.
 pub(super) fn scratch_len(op: &Op, width: usize) -> usize {
     match op {
-        Op::RmsNormQuantize(_) | Op::SwiGluQuantize | Op::Router(_) => width,
+        Op::RmsNormQuantize(_) | Op::SwiGluQuantize => width,
+        Op::Router(_) => 2 * width,
         _ => 0,
     }
 }

@@ -24,8 +24,8 @@ pub(crate) struct PageTables {
 }
 
 /// A row's position, and the pages that lead to it.
-struct Place<'a> {
-    position: usize,
+pub(super) struct Place<'a> {
+    pub(super) position: usize,
     pages: &'a [i32],
 }
 
@@ -54,8 +54,43 @@ impl PageTables {
     }
 }
 
+/// A block that a row completes.
+pub(super) struct Completed<'a> {
+    pub(super) place: Place<'a>,
+    /// The row's slot, where the block's key belongs.
+    pub(super) slot: usize,
+    /// The block's first position.
+    pub(super) first: usize,
+}
+
+impl PageTables {
+    /// The block of `block` positions that a row completes, if it is one to be kept.
+    ///
+    /// # Safety
+    /// As [`Step::run`].
+    pub(super) unsafe fn completed<'a>(
+        &self,
+        run: &'a Run<'_>,
+        row: usize,
+        slots: &Loc,
+        state: &PagedState,
+        block: usize,
+    ) -> Option<Completed<'a>> {
+        // SAFETY: inputs are complete by the caller's promise.
+        let slot = usize::try_from(unsafe { run.get::<i32>(slots, row, 1)[0] }).ok()?;
+        if slot >= state.slots() {
+            run.fail(format!("slot {slot} is outside of {} slots", state.slots()));
+            return None;
+        }
+        // SAFETY: as above.
+        let place = unsafe { self.place(run, row, state)? };
+        let end = place.position + 1;
+        end.is_multiple_of(block).then(|| Completed { place, slot, first: end - block })
+    }
+}
+
 impl Place<'_> {
-    fn slot(&self, position: usize) -> usize {
+    pub(super) fn slot(&self, position: usize) -> usize {
         self.pages[position / PAGE] as usize * PAGE + position % PAGE
     }
 }
@@ -93,20 +128,10 @@ impl PoolStep {
         row: usize,
         scratch: &mut PoolScratch,
     ) {
-        // SAFETY: inputs are complete by the caller's promise.
-        let slot = unsafe { run.get::<i32>(&self.slots, row, 1)[0] };
-        let Ok(slot) = usize::try_from(slot) else { return };
-        if slot >= state.slots() {
-            run.fail(format!("slot {slot} is outside of {} slots", state.slots()));
-            return;
-        }
-        // SAFETY: as above.
-        let Some(place) = (unsafe { self.tables.place(run, row, state) }) else { return };
-        let end = place.position + 1;
-        if !end.is_multiple_of(self.pool.block) {
-            return;
-        }
-        let (k, first) = (run.kernels, end - self.pool.block);
+        // SAFETY: by the caller's promise.
+        let completed = unsafe { self.tables.completed(run, row, &self.slots, state, self.pool.block) };
+        let Some(Completed { place, slot, first }) = completed else { return };
+        let k = run.kernels;
         // SAFETY: rows of this step were stored before the barrier, and this step writes another part.
         let raw = unsafe { state.rows(self.pool.raw) };
         let load = |i: usize, out: &mut [f32]| raw.load(k, place.slot(first + i), out);
@@ -123,6 +148,8 @@ pub(crate) struct SelectStep {
     pub(super) select: IndexSelect,
     pub(super) state: Arc<dyn StateBuffer>,
     pub(super) q: Loc,
+    /// Weights of heads, if rows have them.
+    pub(super) weights: Option<Loc>,
     pub(super) tables: PageTables,
     pub(super) out: Loc,
     pub(super) scratch: PerWorker<SelectScratch>,
@@ -257,10 +284,19 @@ impl SelectStep {
     ) {
         let IndexSelect { block, pooled, scale, .. } = self.select;
         // SAFETY: inputs are complete, and nobody writes keys while blocks are chosen.
-        let (q, keys) = unsafe { (run.get::<f32>(&self.q, row, 1), state.rows(pooled)) };
+        let (q, weights, keys) = unsafe {
+            let weights = self.weights.as_ref().map(|w| run.get::<f32>(w, row, 1));
+            (run.get::<f32>(&self.q, row, 1), weights, state.rows(pooled))
+        };
         for b in blocks {
             keys.load(run.kernels, place.slot((b + 1) * block - 1), key);
-            keep(b, run.kernels.index_score(q, key, scale));
+            keep(
+                b,
+                match weights {
+                    Some(weights) => run.kernels.weighted_index_score(q, key, weights, scale),
+                    None => run.kernels.index_score(q, key, scale),
+                },
+            );
         }
     }
 
@@ -275,6 +311,7 @@ impl SelectStep {
 
 pub(crate) struct SparseStep {
     pub(super) shape: AttendShape,
+    pub(super) v_part: usize,
     pub(super) block: usize,
     pub(super) state: Arc<dyn StateBuffer>,
     pub(super) q: Loc,
@@ -324,8 +361,9 @@ impl SparseStep {
         // SAFETY: by the caller's promise.
         let Some(place) = (unsafe { self.tables.place(run, row, state) }) else { return };
         // SAFETY: inputs are complete, and nobody stores while attention runs.
-        let (q, blocks, kv) =
-            unsafe { (run.get::<f32>(&self.q, row, 1), run.get::<i32>(&self.blocks, row, 1), state.view()) };
+        let (q, blocks, kv) = unsafe {
+            (run.get::<f32>(&self.q, row, 1), run.get::<i32>(&self.blocks, row, 1), state.view(self.v_part))
+        };
         let Place { position, pages } = place;
         let Some(blocks) = chosen(blocks, (position + 1) / self.block) else {
             run.fail(format!("the blocks of a row at position {position} are not complete and ascending"));

@@ -1,8 +1,9 @@
-//! Row steps that rearrange or weigh numbers of a row: activations, slices, residual streams.
+//! Row steps that rearrange or weigh numbers of a row: activations, bounds, slices, residual streams.
 
 use minfer_graph::{Op, Slice};
 
 use super::rows::Row;
+use crate::streams::hyper_mix;
 
 impl Row<'_> {
     /// # Safety
@@ -14,13 +15,17 @@ impl Row<'_> {
             let (x, out): (&[f32], &mut [f32]) = (self.f32(0), self.out(0));
             match &self.step.op {
                 Op::Act(a) => k.act(*a, x, out),
-                Op::ScaleVec => k.mul(x, self.vector(), out),
+                Op::Clamp(c) => k.clamp(*c, x, out),
+                Op::ScaleVec => k.scale_groups(x, self.vector(), out),
                 Op::Slice(s) => slice(s, x, out),
                 Op::Repeat(_) => out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x)),
                 Op::StreamSum(s) => k.stream_sum(x, s.scale, out),
                 Op::StreamDot(s) => k.stream_dot(x, self.f32(1), s.scale, out),
                 Op::StreamMul(_) => k.stream_mul(x, self.f32(1), out),
                 Op::StreamAdd(_) => k.stream_add(x, self.f32(1), self.f32(2), out),
+                Op::StreamWeightedSum(_) => k.stream_weighted_sum(x, self.f32(1), out),
+                Op::StreamMix(_) => k.stream_mix(x, self.f32(1), self.f32(2), self.f32(3), out),
+                Op::HyperMix(h) => hyper_mix(h, x, self.vector(), [out, self.out(1), self.out(2)]),
                 other => self.run.fail(format!("{} does not rearrange a row", other.name())),
             }
         }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod harness;
+mod latent;
 mod recurrent;
 mod rows;
 mod sparse;

@@ -7,7 +7,8 @@ use crate::harness::*;
 
 /// More than one range of channels, heads of more than one range of columns that do
 /// not fill registers.
-const RULE: DeltaRule = DeltaRule { k_heads: 2, v_heads: 4, k_dim: 12, v_dim: 45, tiled: false };
+const RULE: DeltaRule =
+    DeltaRule { k_heads: 2, v_heads: 4, k_dim: 12, v_dim: 45, tiled: false, per_channel: false };
 const CONV: Conv1d = Conv1d { kernel: 4, dilation: 3 };
 const SLOTS: usize = 4;
 
@@ -21,7 +22,7 @@ fn graph(rule: DeltaRule) -> Graph {
     let tail = state("tail", CONV.tail() * width);
     let matrix = state("matrix", rule.v_heads * rule.k_dim * rule.v_dim);
     let x = table(&mut b, ids, "x", width);
-    let (g, beta) = (table(&mut b, ids, "g", rule.v_heads), table(&mut b, ids, "beta", rule.v_heads));
+    let (g, beta) = (table(&mut b, ids, "g", rule.decays()), table(&mut b, ids, "beta", rule.v_heads));
     let g = b.act(g, Act { kind: ActKind::Softplus, pre: 1.0, post: -0.5 });
     let beta = b.act(beta, Act { kind: ActKind::Sigmoid, pre: 1.0, post: 1.0 });
     let w = weight(&mut b, "w", &[width, CONV.kernel]);
@@ -48,7 +49,7 @@ fn reference(rule: DeltaRule, ids: &[i32]) -> [Vec<f64>; 2] {
             taps.sum()
         };
         let y: Vec<f64> = (0..width).map(sum).map(|y| y / (1.0 + (-y).exp())).collect();
-        let (g, beta) = (row("g", rule.v_heads, id as usize), row("beta", rule.v_heads, id as usize));
+        let (g, beta) = (row("g", rule.decays(), id as usize), row("beta", rule.v_heads, id as usize));
         let unit = |from: usize| {
             let x = &y[from..from + rule.k_dim];
             let r = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
@@ -58,8 +59,11 @@ fn reference(rule: DeltaRule, ids: &[i32]) -> [Vec<f64>; 2] {
             let k_head = if rule.tiled { head % rule.k_heads } else { head / (rule.v_heads / rule.k_heads) };
             let (q, k) = (unit(k_head * rule.k_dim), unit((rule.k_heads + k_head) * rule.k_dim));
             let v = &y[2 * rule.k_heads * rule.k_dim + head * rule.v_dim..][..rule.v_dim];
-            let (decay, beta) = ((-0.5 * g[head].exp().ln_1p()).exp(), 1.0 / (1.0 + (-beta[head]).exp()));
-            s.iter_mut().for_each(|s| *s *= decay);
+            let beta = 1.0 / (1.0 + (-beta[head]).exp());
+            for (i, row) in s.chunks_mut(rule.v_dim).enumerate() {
+                let g = g[if rule.per_channel { head * rule.k_dim + i } else { head }];
+                row.iter_mut().for_each(|s| *s *= (-0.5 * g.exp().ln_1p()).exp());
+            }
             for e in 0..rule.v_dim {
                 let m: f64 = (0..rule.k_dim).map(|i| k[i] * s[i * rule.v_dim + e]).sum();
                 (0..rule.k_dim).for_each(|i| s[i * rule.v_dim + e] += k[i] * beta * (v[e] - m));
@@ -96,8 +100,8 @@ fn ids(count: usize) -> Vec<i32> {
 /// 40 tokens with values of about 1 and states that decay: bound 1e-5.
 #[test]
 fn a_sequence_equals_the_formulas_on_every_machine() {
-    for tiled in [false, true] {
-        let rule = DeltaRule { tiled, ..RULE };
+    for (tiled, per_channel) in [(false, false), (true, false), (false, true)] {
+        let rule = DeltaRule { tiled, per_channel, ..RULE };
         let (graph, ids) = (graph(rule), ids(40));
         let run = |machine| {
             let mut session = Session::new(&graph, machine, KvFormat::F32, SLOTS);
@@ -115,12 +119,17 @@ fn a_sequence_equals_the_formulas_on_every_machine() {
 /// alone: the bits of one pass.
 #[test]
 fn cuts_into_steps_do_not_show() {
-    let (graph, ids) = (graph(RULE), ids(40));
-    let whole =
-        step(&mut Session::new(&graph, PLAIN, KvFormat::F32, SLOTS), rows(&ids, state_from::ZERO, -1));
+    for per_channel in [false, true] {
+        cuts(&graph(DeltaRule { per_channel, ..RULE }));
+    }
+}
+
+fn cuts(graph: &Graph) {
+    let ids = ids(40);
+    let whole = step(&mut Session::new(graph, PLAIN, KvFormat::F32, SLOTS), rows(&ids, state_from::ZERO, -1));
     for machine in machines() {
         for (chunk, slots) in [(1, [2, 2]), (2, [0, 3]), (7, [1, 1]), (9, [3, 1]), (39, [0, 0])] {
-            let mut session = Session::new(&graph, machine, KvFormat::F32, SLOTS);
+            let mut session = Session::new(graph, machine, KvFormat::F32, SLOTS);
             let parts = ids.chunks(chunk).enumerate().map(|(i, ids)| {
                 let from = if i == 0 { state_from::ZERO } else { slots[(i + 1) % 2] };
                 step(&mut session, rows(ids, from, slots[i % 2]))

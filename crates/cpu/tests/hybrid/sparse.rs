@@ -8,13 +8,13 @@ use minfer_runtime::KvFormat;
 
 use crate::harness::*;
 
-const ATTEND: Attend = Attend { heads: 4, kv_heads: 2, scale: 0.5 };
+const ATTEND: Attend = Attend { heads: 4, kv_heads: 2, scale: 0.5, v_part: 1 };
 const DIM: usize = 12;
 const INDEX_DIM: usize = 20;
 const INDEX_HEADS: usize = 2;
 const BLOCK: usize = 4;
 /// The sequence's pages, of the five that there are.
-const PAGES: [i32; 4] = [3, 0, 4, 1];
+pub(crate) const PAGES: [i32; 4] = [3, 0, 4, 1];
 const INV_FREQ: [f32; 3] = [1.0, 0.2, 0.03];
 
 fn graph(top: usize) -> Graph {
@@ -34,8 +34,9 @@ fn graph(top: usize) -> Graph {
     b.store_kv(&[k, v, raw], slots, state);
     let pool = PoolKeys { block: BLOCK, raw: 2, pooled: 3, eps: 1e-6, inv_freq: INV_FREQ.into() };
     b.pool_keys(tables, slots, norm, state, pool);
-    let select = IndexSelect { heads: INDEX_HEADS, block: BLOCK, top, pooled: 3, scale: 0.3 };
-    let blocks = b.index_select(index_q, tables, state, select);
+    let select =
+        IndexSelect { heads: INDEX_HEADS, block: BLOCK, top, pooled: 3, scale: 0.3, weighted: false };
+    let blocks = b.index_select(index_q, tables, None, state, select);
     let sparse = AttendBlocks { attend: ATTEND, block: BLOCK };
     let attended = b.attend_blocks(q, tables, blocks, state, sparse);
     let dense = b.attend(q, tables, state, ATTEND);
@@ -46,7 +47,7 @@ fn graph(top: usize) -> Graph {
 }
 
 /// Appends `ids` at position `past`. The page list starts at 1 in its table.
-fn append(session: &mut Session, past: usize, ids: &[i32]) -> Vec<Vec<u8>> {
+pub(crate) fn append(session: &mut Session, past: usize, ids: &[i32]) -> Vec<Vec<u8>> {
     let positions: Vec<i32> = (past..past + ids.len()).map(|p| p as i32).collect();
     let slots: Vec<i32> =
         positions.iter().map(|&p| PAGES[p as usize / PAGE] * PAGE as i32 + p % PAGE as i32).collect();
@@ -61,11 +62,11 @@ fn append(session: &mut Session, past: usize, ids: &[i32]) -> Vec<Vec<u8>> {
     session.step(&inputs).unwrap()
 }
 
-fn ids() -> Vec<i32> {
+pub(crate) fn ids() -> Vec<i32> {
     (0..150).map(|i| i * 37 % VOCAB as i32).collect()
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
@@ -116,7 +117,7 @@ fn reference(ids: &[i32], top: usize) -> (Vec<i32>, Vec<f64>) {
     (blocks, out)
 }
 
-fn i32s(bytes: &[u8]) -> Vec<i32> {
+pub(crate) fn i32s(bytes: &[u8]) -> Vec<i32> {
     bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect()
 }
 

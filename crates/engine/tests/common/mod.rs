@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod flaky;
+pub mod parts;
 pub mod schedule;
 pub mod tiny;
 
@@ -64,6 +65,11 @@ impl Golden {
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     }
 
+    /// All numbers of an i32 tensor.
+    pub fn i32s(&self, name: &str) -> Vec<i32> {
+        parts::integers(&self.tensor(name).1)
+    }
+
     /// All truth values of a boolean tensor.
     pub fn bools(&self, name: &str) -> Vec<bool> {
         self.tensor(name).1.iter().map(|&b| b != 0).collect()
@@ -112,4 +118,13 @@ pub fn argmax(row: &[f32]) -> u32 {
 /// Bit patterns, for exact comparisons that also hold for NaN and zero signs.
 pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
     rows.iter().map(|r| r.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// The rows of a model's n-gram table, as the graph's input takes them.
+pub fn ngram_bits(model: &Checkpoint, rows: &[i32]) -> Vec<i32> {
+    let decl = minfer_model::load(model).unwrap().ngram_table(model).unwrap().unwrap();
+    let table = model.row_table(&decl, Default::default()).unwrap();
+    let mut numbers = Vec::new();
+    table.read(rows, &mut numbers).unwrap();
+    numbers.iter().map(|x| x.to_bits() as i32).collect()
 }

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use super::{ARCH, DELTA_DECAY, PLE_TABLE, Qwen4Exp};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::hyper::{Config, Experts, Hyper};
+use crate::hyper::{Config, Experts, Hyper, layer_types};
 use crate::ngram::{Geometry, Ngram, Recipe};
 
 /// Sizes beyond those of [`Hyper`].
@@ -71,6 +71,7 @@ impl Qwen4Exp {
                 k_dim: c.need("linear_key_head_dim")?,
                 v_dim: c.need("linear_value_head_dim")?,
                 tiled: false,
+                per_channel: false,
             },
             delta_conv: c.need("linear_conv_kernel_dim")?,
             delta_gate: match json.get("output_gate_type").and_then(Json::as_str) {
@@ -137,6 +138,7 @@ impl Qwen4Exp {
                 k_dim: need("ssm.state_size")?,
                 v_dim: need("ssm.inner_size")? / v_heads.max(1),
                 tiled: true,
+                per_channel: false,
             },
             delta_conv: need("ssm.conv_kernel")?,
             delta_gate: ActKind::Sigmoid,
@@ -197,23 +199,6 @@ impl Qwen4Exp {
         }
         Ok(())
     }
-}
-
-/// `layer_types`, which published files and transformers spell differently; every fourth layer attends
-/// where the list is absent.
-fn layer_types(c: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
-    let bad = |why: String| c.ck.bad("config.json: layer_types", why);
-    let Some(list) = c.json.get("layer_types").filter(|v| !v.is_null()) else {
-        return Ok((1..=layers).map(|i| i.is_multiple_of(4)).collect());
-    };
-    let kinds = list.as_array().filter(|l| l.len() == layers);
-    let kinds = kinds.ok_or_else(|| bad(format!("is not a list of {layers}")))?;
-    let attends = |kind: &Json| match kind.as_str() {
-        Some("linear_attention") => Ok(false),
-        Some("full_attention" | "indexed_attention") => Ok(true),
-        _ => Err(bad(format!("has {kind}, neither linear_attention nor full_attention"))),
-    };
-    kinds.iter().map(attends).collect()
 }
 
 impl Ple {

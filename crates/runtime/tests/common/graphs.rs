@@ -181,7 +181,7 @@ pub fn attention(layers: u32) -> Graph {
             b.matmul(x, w, name)
         });
         b.store_kv(&[k, v], slots, state);
-        let attend = Attend { heads: 2, kv_heads: 1, scale: 0.5 };
+        let attend = Attend { heads: 2, kv_heads: 1, scale: 0.5, v_part: 1 };
         let attended = b.attend(q, [positions, table_at, pages], state, attend);
         let sum = b.add(x, attended);
         let gate = b.silu(sum);
