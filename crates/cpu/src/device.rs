@@ -105,8 +105,8 @@ pub(crate) enum CpuWeight {
     Vector(Vec<f32>),
     /// Packed for products.
     Matrix(PackedMatrix),
-    /// One packed matrix per expert.
-    Experts(Vec<PackedMatrix>),
+    /// One packed matrix per expert or head.
+    Stack(Vec<PackedMatrix>),
 }
 
 pub(crate) fn out_of_memory(bytes: usize, what: &str) -> DeviceError {
@@ -157,7 +157,7 @@ impl Device for CpuDevice {
             // Rows stay in the mapped file, whose pages the system can drop and reread.
             WeightUse::Rows => 0,
             WeightUse::Vector => decl.shape.iter().product::<usize>().checked_mul(4)?,
-            WeightUse::Matrix | WeightUse::Experts => {
+            WeightUse::Matrix | WeightUse::Experts | WeightUse::Heads => {
                 let (count, n, k) = matrices(decl)?;
                 PackedMatrix::packed_bytes(decl.ty, n, k)?.checked_mul(count)?
             }
@@ -183,14 +183,14 @@ impl Device for CpuDevice {
                 decode_row(decl.ty, &data, &mut numbers).map_err(|e| DeviceError::Failed(e.to_string()))?;
                 CpuWeight::Vector(numbers)
             }
-            WeightUse::Matrix | WeightUse::Experts => {
+            WeightUse::Matrix | WeightUse::Experts | WeightUse::Heads => {
                 let unfit = || DeviceError::Unsupported(format!("'{}' of shape {:?}", decl.name, decl.shape));
                 let (count, n, k) = matrices(decl).ok_or_else(unfit)?;
                 let size = (data.len() / count.max(1)).max(1);
                 let packed = data.chunks_exact(size).map(|raw| self.pack(decl.ty, n, k, raw));
                 let mut packed = packed.collect::<Result<Vec<_>, _>>()?;
                 match how {
-                    WeightUse::Experts => CpuWeight::Experts(packed),
+                    WeightUse::Experts | WeightUse::Heads => CpuWeight::Stack(packed),
                     _ => CpuWeight::Matrix(packed.pop().ok_or_else(unfit)?),
                 }
             }

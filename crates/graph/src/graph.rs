@@ -106,8 +106,10 @@ pub enum WeightUse {
     Vector,
     /// The right-hand side of a product.
     Matrix,
-    /// A stack of matrices, one per expert or head.
+    /// A stack of matrices chosen by expert id.
     Experts,
+    /// A stack of matrices, one per head.
+    Heads,
 }
 
 /// One operation.
@@ -131,7 +133,8 @@ impl Node {
         let how = match self.op {
             Op::Embed => WeightUse::Rows,
             Op::MatMul => WeightUse::Matrix,
-            Op::GroupedMatMul | Op::HeadMatMul => WeightUse::Experts,
+            Op::GroupedMatMul => WeightUse::Experts,
+            Op::HeadMatMul => WeightUse::Heads,
             _ => WeightUse::Vector,
         };
         self.weight.map(|w| (w, how))

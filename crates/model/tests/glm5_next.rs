@@ -91,7 +91,7 @@ fn linear_sizes_in_a_group() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
-    let refusals: [(&str, Value, &str); 12] = [
+    let refusals: [(&str, Value, &str); 15] = [
         ("n_group", json!(2), "n_group"),
         ("qk_rope_head_dim", json!(64), "qk_rope_head_dim"),
         ("index_kpool_always_select_tail", json!(false), "index_kpool_always_select_tail"),
@@ -104,6 +104,9 @@ fn what_is_not_supported_is_refused_by_name() {
         ("index_kpool", json!(0), "indexer block"),
         ("hc_mult", json!(1_000_000), "residual stream count"),
         ("kv_lora_rank", json!(u64::MAX), "latent size"),
+        ("num_experts_per_tok", json!(9), "experts per token"),
+        ("num_hidden_layers", json!(1u64 << 60), "layer count"),
+        ("num_attention_heads", json!(0), "head count"),
     ];
     for (key, value, named) in refusals {
         let (_dir, ck) = edited(|c| c[key] = value.clone());

@@ -119,7 +119,7 @@ impl Compiler<'_> {
 
     fn heads(&self, node: &Node) -> Result<Box<dyn Step>, DeviceError> {
         let weight = self.weight(node)?;
-        let CpuWeight::Experts(w) = &*weight else { return Err(wrong_layout(node)) };
+        let CpuWeight::Stack(w) = &*weight else { return Err(wrong_layout(node)) };
         let Some(first) = w.first() else { return Err(wrong_layout(node)) };
         let kernel = matmul::select(first.ty(), self.shared.isa);
         let (x, y) = (self.loc(node.inputs[0])?, self.loc(node.outputs[0])?);
@@ -128,7 +128,7 @@ impl Compiler<'_> {
 
     fn experts(&self, node: &Node) -> Result<Box<dyn Step>, DeviceError> {
         let weight = self.weight(node)?;
-        let CpuWeight::Experts(w) = &*weight else { return Err(wrong_layout(node)) };
+        let CpuWeight::Stack(w) = &*weight else { return Err(wrong_layout(node)) };
         let Some(first) = w.first() else { return Err(wrong_layout(node)) };
         let kernel = matmul::select(first.ty(), self.shared.isa);
         let (x, ids) = (node.inputs[0], node.inputs[1]);

@@ -70,7 +70,7 @@ pub(crate) struct HeadsStep {
 
 impl Step for HeadsStep {
     unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
-        let CpuWeight::Experts(heads) = &*self.weight else { return };
+        let CpuWeight::Stack(heads) = &*self.weight else { return };
         let Some(first) = heads.first() else { return };
         let (rows, chunk) = (run.rows(&self.x), chunk_groups(first, worker.count));
         if rows == 0 {
@@ -167,7 +167,7 @@ pub(crate) struct ExpertsStep {
 
 impl Step for ExpertsStep {
     unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
-        let CpuWeight::Experts(experts) = &*self.weight else { return };
+        let CpuWeight::Stack(experts) = &*self.weight else { return };
         // SAFETY: ids are complete by the caller's promise; the scratch is this worker's own.
         let (ids, sorted) =
             unsafe { (run.get::<i32>(&self.ids, 0, run.rows(&self.ids)), self.sorted.get(worker)) };

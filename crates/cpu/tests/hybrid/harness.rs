@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use minfer_cpu::{CpuDevice, Isa};
 use minfer_format::bytes::AlignedBuf;
-use minfer_format::{BlockType, TensorBytes};
+use minfer_format::{BlockType, TensorBytes, decode_row, synth};
 use minfer_graph::{Bind, Dim, Graph, GraphBuilder, ValueId, ValueType, WeightDecl, WeightId};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{
@@ -35,6 +35,10 @@ struct Named;
 impl WeightSource for Named {
     fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, SourceError> {
         let mut bytes = AlignedBuf::zeroed(decl.bytes().unwrap());
+        if decl.ty != BlockType::F32 {
+            synth::fill_random(decl.ty, 1, 1.0, &mut bytes);
+            return Ok(bytes.into());
+        }
         let numbers = numbers(&decl.name, decl.shape.iter().product());
         bytes.chunks_exact_mut(4).zip(numbers).for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
         Ok(bytes.into())
@@ -49,6 +53,20 @@ pub(crate) fn weight(b: &mut GraphBuilder, name: &str, shape: &[usize]) -> Weigh
         tensors: vec![name.to_string()],
         map: Default::default(),
     })
+}
+
+/// A weight of another type than F32, filled at random.
+pub(crate) fn weight_of(b: &mut GraphBuilder, ty: BlockType, shape: &[usize]) -> WeightId {
+    let (name, tensors) = (ty.to_string(), vec![]);
+    b.weight(WeightDecl { name, ty, shape: shape.to_vec(), tensors, map: Default::default() })
+}
+
+/// Its numbers.
+pub(crate) fn numbers_of(ty: BlockType, count: usize) -> Vec<f32> {
+    let (mut bytes, mut numbers) = (vec![0; ty.row_bytes(count).unwrap()], vec![0.0; count]);
+    synth::fill_random(ty, 1, 1.0, &mut bytes);
+    decode_row(ty, &bytes, &mut numbers).unwrap();
+    numbers
 }
 
 /// An input of one number per row.

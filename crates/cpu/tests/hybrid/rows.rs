@@ -1,5 +1,6 @@
 //! Ops that compute each row from the same row.
 
+use minfer_format::BlockType;
 use minfer_graph::{Dim, Graph, GraphBuilder, Norm, Op, Slice, Streams, ValueType};
 use minfer_runtime::KvFormat;
 
@@ -95,5 +96,46 @@ fn one_bad_id_of_several_is_an_error() {
     for bad in [-1, VOCAB as i32] {
         let error = session.step(&[("ids", &[0]), ("pairs", &[0, bad])]).unwrap_err().to_string();
         assert!(error.contains(&bad.to_string()), "{error}");
+    }
+}
+
+/// Each head's part of a row with a matrix of its own, and what a row's parts are put together from. Against f64 with
+/// the decoded weights: sums of 64 products of about 1, activations rounded to 1/254 for quantised weights: 0.1.
+#[test]
+fn heads_have_matrices_of_their_own() {
+    const HEADS: usize = 3;
+    let (n, k) = (20, 64);
+    for (ty, tolerance) in [(BlockType::BF16, 1e-4), (BlockType::Q8_0, 0.1), (BlockType::Q4_0, 0.1)] {
+        let mut b = GraphBuilder::new();
+        let ids = per_row(&mut b, "ids");
+        let parts = ["a", "b", "c"].map(|name| table(&mut b, ids, name, k));
+        let x = b.concat(&parts, "x");
+        let w = weight_of(&mut b, ty, &[HEADS, n, k]);
+        let y = b.head_matmul(x, w, "y");
+        b.output("x", x);
+        b.output("y", y);
+        let graph = b.finish().unwrap();
+        let ids: Vec<i32> = (0..19).map(|i| i * 13 % VOCAB as i32).collect();
+        let weights = numbers_of(ty, HEADS * n * k);
+        let (mut rows, mut products) = (vec![], vec![]);
+        for &id in &ids {
+            for (head, name) in ["a", "b", "c"].iter().enumerate() {
+                let x = row(name, k, id as usize);
+                let w = &weights[head * n * k..][..n * k];
+                products.extend(
+                    w.chunks(k).map(|w| w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>()),
+                );
+                rows.extend(x);
+            }
+        }
+        let plain = Session::new(&graph, PLAIN, KvFormat::F32, 1).step(&[("ids", &ids)]).unwrap();
+        assert_close(&plain[0], &rows, 0.0);
+        assert_close(&plain[1], &products, tolerance);
+        for machine in machines() {
+            let mut session = Session::new(&graph, machine, KvFormat::F32, 1);
+            assert!(session.step(&[("ids", &ids)]).unwrap() == plain, "{machine:?}, {ty}");
+            let alone = session.step(&[("ids", &ids[7..8])]).unwrap();
+            assert!(plain[1][7 * 4 * HEADS * n..].starts_with(&alone[1]), "{machine:?}, {ty}, alone");
+        }
     }
 }

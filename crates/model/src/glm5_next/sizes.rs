@@ -46,7 +46,8 @@ impl Glm5Next {
     pub(super) fn from_hf(ck: &Checkpoint, json: &Json) -> Result<Glm5Next, ModelError> {
         let c = Config { ck, json };
         refuse_variants(&c)?;
-        let hyper = hyper(&c)?;
+        let mut hyper = hyper(&c)?;
+        hyper.check(ck)?;
         let experts = experts(&c, hyper.layers)?;
         let block = c.need("index_kpool")?;
         let sizes = Sizes {
@@ -73,6 +74,7 @@ impl Glm5Next {
             shared_ffn: c.opt("n_shared_experts", 1)?.saturating_mul(experts.ffn),
             routed_scale: c.float("routed_scaling_factor")?.unwrap_or(1.0),
         };
+        hyper.experts = Some(experts.clone());
         let model = Glm5Next { hyper, experts, sizes };
         model.check(ck)?;
         Ok(model)
@@ -91,7 +93,8 @@ impl Glm5Next {
         if m.opt_bool(&key("attention.indexer.kpool_select_tail"))? == Some(false) {
             return refuse("attention.indexer.kpool_select_tail", "is false, which is not supported");
         }
-        let hyper = hyper_from_gguf(ck, m)?;
+        let mut hyper = hyper_from_gguf(ck, m)?;
+        hyper.check(ck)?;
         let experts = Experts {
             count: need("expert_count")?,
             used: need("expert_used_count")?,
@@ -125,6 +128,7 @@ impl Glm5Next {
             // Files have 0 where there is no scale.
             routed_scale: m.opt_f32(&key("expert_weights_scale"))?.filter(|&s| s != 0.0).unwrap_or(1.0),
         };
+        hyper.experts = Some(experts.clone());
         let model = Glm5Next { hyper, experts, sizes };
         model.check(ck)?;
         Ok(model)
