@@ -51,9 +51,16 @@ fn builds_and_declares_its_states() {
     assert_eq!(widths("ngram_conv.1"), [9 * 256]);
     assert_eq!(widths("kv.3"), [64, 64, 16, 16]);
     assert_eq!(graph.states.len(), 8);
-    let table = graph.weights.iter().find(|w| w.name.contains("shard_*")).unwrap();
+    // The table stays in its file: no weight of the graph, but rows that can be read.
+    assert!(graph.weights.iter().all(|w| !w.name.contains("ngram_embedding")));
+    let table = model.ngram_table(&ck).unwrap().unwrap();
     assert_eq!((table.shape.as_slice(), table.tensors.len()), (&[560, 8][..], 4));
-    assert_eq!(ck.load(table).unwrap().len(), 560 * 8 * 4);
+    let rows = ck.row_table(&table, Default::default()).unwrap();
+    let mut numbers = Vec::new();
+    rows.read(&[0, 559, 140], &mut numbers).unwrap();
+    let whole: Vec<f32> =
+        ck.load(&table).unwrap().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(numbers, [&whole[..8], &whole[559 * 8..], &whole[140 * 8..141 * 8]].concat());
 }
 
 /// Each norm but DeltaNet's own has its one added, decay rates are negative exponentials.
