@@ -115,10 +115,10 @@ def maxdiff(a, b):
 
 
 @torch.no_grad()
-def run(model, ids, n_decode, chunk, new_cache):
+def run(model, ids, n_decode, chunk, new_cache, pick=modules):
     """Three ways through one sequence: no cache; prefill, then token by token; prefill in chunks."""
     total = ids.shape[1]
-    tap = Tap(model, modules)
+    tap = Tap(model, pick)
     full = model(input_ids=ids, use_cache=False).logits
     tap.close()
 

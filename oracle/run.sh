@@ -15,3 +15,4 @@ one qwen2 qwen2
 one qwen3 qwen3
 one qwen3_moe qwen3_moe
 one qwen4_exp qwen4_exp
+one deepseek_v4 deepseek_v4

@@ -39,6 +39,16 @@ impl Kernels {
         unsafe { (self.swiglu)(gate, up, out) }
     }
 
+    /// `out = silu(min(gate, limit)) * clamp(up, -limit, limit)`.
+    pub fn clamped_swiglu(&self, gate: &[f32], up: &[f32], limit: f32, out: &mut [f32]) {
+        assert!(gate.len() == out.len() && up.len() == out.len(), "clamped_swiglu: lengths differ");
+        for ((o, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+            let gate = if gate > limit { limit } else { gate };
+            let up = if up > limit { limit } else { up };
+            *o = scalar::silu_of(gate) * if up < -limit { -limit } else { up };
+        }
+    }
+
     /// `sum = a * b + sum`, rounded once: one term of a sum of rows.
     pub fn fold(&self, a: &[f32], b: &[f32], sum: &mut [f32]) {
         assert!(a.len() == sum.len() && b.len() == sum.len(), "fold: lengths differ");
@@ -105,7 +115,7 @@ pub(crate) mod scalar {
     }
 
     #[inline(always)]
-    fn silu_of(x: f32) -> f32 {
+    pub(super) fn silu_of(x: f32) -> f32 {
         x / (1.0 + exp(-x))
     }
 

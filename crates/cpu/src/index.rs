@@ -70,6 +70,20 @@ impl Kernels {
         }
         sum * scale
     }
+
+    /// `sum_h weights[h] * relu(dot(q_h, key)) * scale`, as [`Kernels::index_score`], each term added with FMA.
+    ///
+    /// # Panics
+    /// When `key` is empty.
+    pub fn weighted_index_score(&self, q: &[f32], weights: &[f32], key: &[f32], scale: f32) -> f32 {
+        let mut sum = 0.0f32;
+        for (q, w) in q.chunks_exact(key.len()).zip(weights) {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            let product = unsafe { (self.dot)(q, key) };
+            sum = w.mul_add(if product > 0.0 { product } else { 0.0 }, sum);
+        }
+        sum * scale
+    }
 }
 
 /// Fills `out` with the `out.len()` best of `scores`, higher score first, then lower index, in ascending order,

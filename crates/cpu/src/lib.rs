@@ -9,11 +9,13 @@
 //! What does not belong here: shapes of models, plans, who owns pages and states.
 
 pub mod attention;
+pub mod compress;
 pub mod conv;
 pub mod delta_rule;
 pub mod device;
 pub mod elementwise;
 pub mod embed;
+pub mod hyper;
 pub mod index;
 pub mod isa;
 mod kernels;

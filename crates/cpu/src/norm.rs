@@ -20,6 +20,22 @@ impl Kernels {
     }
 }
 
+impl Kernels {
+    /// [`Kernels::rms_norm`] without a weight: `out = x * (1 / sqrt(mean(x^2) + eps))`.
+    ///
+    /// # Panics
+    /// When `x` is not whole groups or `out` is not as long as `x`.
+    pub fn unit_norm(&self, x: &[f32], group: usize, eps: f32, out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "unit_norm: rows differ");
+        assert!(group > 0 && x.len().is_multiple_of(group), "unit_norm: partial group");
+        for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            let r = reciprocal_rms(unsafe { (self.dot)(x, x) }, group, eps);
+            out.iter_mut().zip(x).for_each(|(o, x)| *o = x * r);
+        }
+    }
+}
+
 /// `1 / sqrt(mean + eps)`: square root and quotient are correctly rounded everywhere.
 #[inline(always)]
 fn reciprocal_rms(sum_of_squares: f32, n: usize, eps: f32) -> f32 {

@@ -1,7 +1,9 @@
 //! Experts: from a row of router logits to the chosen experts and their weights, and the weighted sum
 //! of what they returned. The expert products themselves are matrix products and live with those.
 
-use crate::{Kernels, select::top_k};
+use minfer_graph::{BiasedRouter, Scoring};
+
+use crate::{Kernels, math::exp, select::top_k};
 
 impl Kernels {
     /// Softmax of one row: `exp(x - max) / sum`, the sum in lanes.
@@ -37,6 +39,56 @@ impl Kernels {
         }
     }
 
+    /// Scores of all experts.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn expert_scores(&self, scoring: Scoring, logits: &[f32], out: &mut [f32]) {
+        match scoring {
+            Scoring::Softmax => self.softmax(logits, out),
+            Scoring::SqrtSoftplus => {
+                assert_eq!(logits.len(), out.len(), "expert_scores: lengths differ");
+                out.iter_mut()
+                    .zip(logits)
+                    .for_each(|(o, x)| *o = (x.max(0.0) + exp(-x.abs()).ln_1p()).sqrt());
+            }
+        }
+    }
+
+    /// Chooses `ids.len()` experts by score plus bias; `scratch` is twice as long as `logits`.
+    ///
+    /// # Panics
+    /// When the lengths do not fit, so does [`Kernels::expert_weights`].
+    pub fn biased_route(
+        &self,
+        r: &BiasedRouter,
+        logits: &[f32],
+        bias: &[f32],
+        scratch: &mut [f32],
+        ids: &mut [i32],
+        weights: &mut [f32],
+    ) {
+        let (scores, biased) = scratch.split_at_mut(logits.len());
+        self.expert_scores(r.scoring, logits, scores);
+        self.add(scores, bias, biased);
+        top_k(biased, ids, weights);
+        weights_of(scores, ids, r.scale, weights);
+    }
+
+    /// Weights of the experts `ids`: their scores, divided by the sum of these in rank order, times `scale`.
+    /// An id outside the row gives NaN.
+    pub fn expert_weights(
+        &self,
+        (scoring, scale): (Scoring, f32),
+        logits: &[f32],
+        scores: &mut [f32],
+        ids: &[i32],
+        weights: &mut [f32],
+    ) {
+        self.expert_scores(scoring, logits, scores);
+        weights_of(scores, ids, scale, weights);
+    }
+
     /// `out = sum(weights[r] * y[r])` over the ranks of `y` (`[top_k, n]`), in rank order: the first
     /// product is rounded, each further one is added with FMA.
     ///
@@ -47,6 +99,14 @@ impl Kernels {
         // SAFETY: `Kernels` holds only what this machine can run.
         unsafe { (self.combine)(y, weights, out) }
     }
+}
+
+fn weights_of(scores: &[f32], ids: &[i32], scale: f32, weights: &mut [f32]) {
+    for (w, &id) in weights.iter_mut().zip(ids) {
+        *w = usize::try_from(id).ok().and_then(|id| scores.get(id)).copied().unwrap_or(f32::NAN);
+    }
+    let sum = weights.iter().fold(0.0, |sum, w| sum + w);
+    weights.iter_mut().for_each(|w| *w = *w / sum * scale);
 }
 
 pub(crate) mod scalar {

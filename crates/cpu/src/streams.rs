@@ -19,6 +19,27 @@ impl Kernels {
         out.iter_mut().for_each(|o| *o *= scale);
     }
 
+    /// `out = weights[0] * x_0 + weights[1] * x_1 + ..`: the first product is rounded, each further one is added
+    /// with FMA.
+    pub fn stream_weighted_sum(&self, x: &[f32], weights: &[f32], out: &mut [f32]) {
+        self.combine(x, weights, out);
+    }
+
+    /// `out_k = post[k] * y + comb[0, k] * x_0 + comb[1, k] * x_1 + ..`, rounded as in
+    /// [`Kernels::stream_weighted_sum`]; `comb` is `[n, n]`.
+    pub fn stream_mix(&self, x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
+        let (n, width) = (post.len(), y.len());
+        assert!(width > 0 && x.len() == n * width && out.len() == x.len(), "stream_mix: rows");
+        assert_eq!(comb.len(), n * n, "stream_mix: weights");
+        for (k, out) in out.chunks_exact_mut(width).enumerate() {
+            out.iter_mut().zip(y).for_each(|(o, y)| *o = post[k] * y);
+            for (j, x) in x.chunks_exact(width).enumerate() {
+                let w = comb[j * n + k];
+                out.iter_mut().zip(x).for_each(|(o, x)| *o = w.mul_add(*x, *o));
+            }
+        }
+    }
+
     /// `out[s] = dot(a_s, b_s) * scale`, each dot product in lanes.
     pub fn stream_dot(&self, a: &[f32], b: &[f32], scale: f32, out: &mut [f32]) {
         assert!(a.len() == b.len() && !a.is_empty() && a.len().is_multiple_of(out.len()), "stream_dot: rows");

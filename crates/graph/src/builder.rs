@@ -1,12 +1,14 @@
 //! Builds a graph node by node. A model reads like its paper; shape errors surface at the node that
 //! causes them, through [`GraphBuilder::finish`] at the latest.
 
+mod compressed;
+
 use std::collections::HashMap;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Input, Node, Output, StateId, Value, ValueId, WeightDecl, WeightId};
 use crate::op::{
-    Act, Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, RopeStyle,
+    Act, Attend, AttendBlocks, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolKeys, Rope, RopeStyle,
     RopeTable, Router, Slice, Streams,
 };
 use crate::state::StateDecl;
@@ -226,7 +228,19 @@ impl GraphBuilder {
         self.one(Op::Reshape(inner.to_vec()), &[x], None, None, "reshaped")
     }
 
-    /// An op on residual streams: one of `Repeat`, `StreamSum`, `StreamDot`, `StreamMul`, `StreamAdd`.
+    /// RMS norm of groups without a weight.
+    pub fn unit_norm(&mut self, x: ValueId, norm: Norm) -> ValueId {
+        self.one(Op::UnitNorm(norm), &[x], None, None, "norm")
+    }
+
+    /// Weights with which streams are read and written, and the matrix that mixes them.
+    pub fn hyper_mix(&mut self, m: ValueId, weight: WeightId, mix: HyperMix) -> [ValueId; 3] {
+        let out = self.push(Op::HyperMix(mix), &[m], Some(weight), None, "mix");
+        [out[0], out[1], out[2]]
+    }
+
+    /// An op on residual streams: one of `Repeat`, `StreamSum`, `StreamDot`, `StreamMul`, `StreamAdd`,
+    /// `StreamWeightedSum`, `StreamMix`.
     pub fn streams(
         &mut self,
         op: fn(Streams) -> Op,
@@ -318,10 +332,10 @@ impl GraphBuilder {
             Err(why) => {
                 let error = self.graph.operand_error(self.graph.nodes.len(), &node, why);
                 self.error.get_or_insert(error);
-                // Two placeholders: no operation has more outputs.
+                // Three placeholders: no operation has more outputs.
                 let like = inputs.first().map(|&v| self.graph.ty(v).clone());
                 let ty = like.unwrap_or_else(|| ValueType::f32(crate::Dim::Rows, [1]));
-                return vec![self.value(ty.clone(), name), self.value(ty, name)];
+                return (0..3).map(|_| self.value(ty.clone(), name)).collect();
             }
         };
         node.outputs = types.into_iter().map(|ty| self.value(ty, name)).collect();

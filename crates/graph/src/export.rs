@@ -110,7 +110,20 @@ fn payload(op: &Op) -> Json {
         Op::Router(r) => json!({
             "scoring": format!("{:?}", r.scoring), "top_k": r.top_k, "renormalise": r.renormalise,
         }),
-        Op::Act(_)
+        Op::UnitNorm(_)
+        | Op::HyperMix(_)
+        | Op::StreamWeightedSum(_)
+        | Op::StreamMix(_)
+        | Op::RopeTail(_)
+        | Op::Compress(_)
+        | Op::WindowStart(_)
+        | Op::StorePart(_)
+        | Op::IndexSelectWeighted(_)
+        | Op::AttendWindow(_)
+        | Op::BiasedRouter(_)
+        | Op::ExpertWeights(_)
+        | Op::ClampedSwiGlu(_)
+        | Op::Act(_)
         | Op::Slice(_)
         | Op::Reshape(_)
         | Op::Repeat(_)

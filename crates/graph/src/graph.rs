@@ -69,6 +69,8 @@ pub enum WeightMap {
     AddOne,
     /// `-exp(w)`: decay rates stored as logarithms.
     NegExp,
+    /// Whole numbers below 2^24 (ids), exact as F32.
+    Ids,
 }
 
 impl WeightDecl {
@@ -93,7 +95,7 @@ pub enum WeightUse {
     Vector,
     /// The right-hand side of a product.
     Matrix,
-    /// A stack of matrices chosen by expert id.
+    /// A stack of matrices, one for each expert or group.
     Experts,
 }
 
@@ -116,9 +118,9 @@ impl Node {
     /// How the node reads its weight, if it has one.
     pub fn weight_use(&self) -> Option<(WeightId, WeightUse)> {
         let how = match self.op {
-            Op::Embed => WeightUse::Rows,
+            Op::Embed | Op::GatherIds => WeightUse::Rows,
             Op::MatMul => WeightUse::Matrix,
-            Op::GroupedMatMul => WeightUse::Experts,
+            Op::GroupedMatMul | Op::HeadMatMul => WeightUse::Experts,
             _ => WeightUse::Vector,
         };
         self.weight.map(|w| (w, how))

@@ -7,6 +7,7 @@
 //! of the two symbols [`Dim::Rows`] and [`Dim::Outs`], bound when a step runs.
 
 mod builder;
+mod compressed;
 mod error;
 mod export;
 mod fusion;
@@ -18,14 +19,15 @@ mod state;
 mod types;
 
 pub use builder::GraphBuilder;
+pub use compressed::{AttendWindow, BiasedRouter, Compress, ExpertWeights, StorePart};
 pub use error::GraphError;
 pub use fusion::{FUSIONS, Fusion, Takes, fuse};
 pub use graph::{
     Graph, Input, Node, NodeId, Output, StateId, Value, ValueId, WeightDecl, WeightId, WeightMap, WeightUse,
 };
 pub use op::{
-    Act, ActKind, Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, RopeStyle,
-    RopeTable, Router, Scoring, Slice, Streams,
+    Act, ActKind, Attend, AttendBlocks, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolKeys, Rope,
+    RopeStyle, RopeTable, Router, Scoring, Slice, Streams,
 };
 pub use place::{DeviceId, DeviceKind};
 pub use state::{PAGE, StateDecl, StateKind, state_from};

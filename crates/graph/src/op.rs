@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::compressed::{AttendWindow, BiasedRouter, Compress, ExpertWeights, StorePart};
 use crate::graph::WeightDecl;
 use crate::operands::{Operands, quantized};
 use crate::state::StateDecl;
@@ -59,6 +60,8 @@ pub struct Attend {
 pub enum Scoring {
     /// Softmax over all experts.
     Softmax,
+    /// `sqrt(log(1 + exp(x)))` of each.
+    SqrtSoftplus,
 }
 
 /// Choice of `top_k` experts per row: higher score first, then lower index.
@@ -109,6 +112,19 @@ pub struct Streams {
     pub n: usize,
     /// Factor on sums and dot products.
     pub scale: f32,
+}
+
+/// How `n` residual streams are read, written and mixed (manifold-constrained hyper-connections, Xie et al.
+/// 2025), from `(2 + n) * n` numbers `m`, as many base values `b` and three scales `s`:
+/// `pre_i = sigmoid(m_i s_0 + b_i) + eps`; `post_i = 2 sigmoid(m_{n+i} s_1 + b_{n+i})`;
+/// `comb = softmax_j(m_{2n+ni+j} s_2 + b_{2n+ni+j}) + eps`, made doubly stochastic by Sinkhorn: columns, then
+/// `iterations - 1` times rows and columns, are divided by their sum plus `eps`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct HyperMix {
+    pub n: usize,
+    pub iterations: usize,
+    pub eps: f32,
 }
 
 /// Causal depthwise convolution along the sequence: `y_t = silu(sum_j w[:, j] * x_{t - (kernel - 1 - j) * dilation})`,
@@ -255,6 +271,40 @@ pub enum Op {
     IndexSelect(IndexSelect),
     /// As [`Op::Attend`], then `blocks i32[L, top]`.
     AttendBlocks(AttendBlocks),
+    /// `x f32[L, w] -> f32[L, w]`: RMS norm of groups without a weight.
+    UnitNorm(Norm),
+    /// `m f32[L, (2+n)*n]; [(2+n)*n + 3] -> pre f32[L, n], post f32[L, n], comb f32[L, n*n]`: the weight is base
+    /// values, then scales.
+    HyperMix(HyperMix),
+    /// `x f32[L, n*w], weights f32[L, n] -> f32[L, w]`: sum of `weight_s * x_s`, in stream order.
+    StreamWeightedSum(Streams),
+    /// `x f32[L, n*w], y f32[L, w], post f32[L, n], comb f32[L, n*n] -> f32[L, n*w]`:
+    /// `out_k = post_k * y + sum_j comb[j, k] * x_j`, `j` ascending.
+    StreamMix(Streams),
+    /// As [`Op::Rope`], but of each head's last dimensions.
+    RopeTail(Rope),
+    /// `kv f32[L, ..], gate f32[L, ..], positions, state_from, state_to; [ratio, ..]; state -> f32[L, w]`.
+    Compress(Compress),
+    /// `positions i32[L] -> i32[L]`: the position, rounded down to a multiple of this.
+    WindowStart(usize),
+    /// `x f32[L, w], positions i32[L], slots i32[L]; state -> ()`: rows whose position plus one is not a multiple
+    /// of `every`, or whose slot is negative, are skipped.
+    StorePart(StorePart),
+    /// As [`Op::IndexSelect`], then `weights f32[L, heads]`: `score_b = scale * sum_h weight_h * relu(q_h . key_b)`.
+    IndexSelectWeighted(IndexSelect),
+    /// `q f32[L, heads * d], positions, table_at, pages, [chosen i32[L, top]]; [heads]; state -> f32[L, heads * d]`:
+    /// the weight is the sinks; without a choice, all complete compressed rows are seen.
+    AttendWindow(AttendWindow),
+    /// `x f32|q8 [L, groups, k] or f32[L, groups * k]; [groups, n, k] -> f32[L, groups * n]`.
+    HeadMatMul,
+    /// `ids i32[L]; [vocab, k] -> i32[L, k]`: rows of a table of whole numbers.
+    GatherIds,
+    /// `logits f32[L, experts]; [experts] -> ids i32[L, top_k], weights f32[L, top_k]`, in rank order.
+    BiasedRouter(BiasedRouter),
+    /// `logits f32[L, experts], ids i32[L, top_k] -> f32[L, top_k]`.
+    ExpertWeights(ExpertWeights),
+    /// `gate, up -> silu(min(gate, limit)) * clamp(up, -limit, limit)`, equal f32 types.
+    ClampedSwiGlu(f32),
     /// Fused `Mul(Silu(gate), up)`.
     SwiGlu,
     /// Fused `Quantize(RmsNorm(x))`.
@@ -302,6 +352,21 @@ impl Op {
             Op::PoolKeys(_) => "pool_keys",
             Op::IndexSelect(_) => "index_select",
             Op::AttendBlocks(_) => "attend_blocks",
+            Op::UnitNorm(_) => "unit_norm",
+            Op::HyperMix(_) => "hyper_mix",
+            Op::StreamWeightedSum(_) => "stream_weighted_sum",
+            Op::StreamMix(_) => "stream_mix",
+            Op::RopeTail(_) => "rope_tail",
+            Op::Compress(_) => "compress",
+            Op::WindowStart(_) => "window_start",
+            Op::StorePart(_) => "store_part",
+            Op::IndexSelectWeighted(_) => "index_select_weighted",
+            Op::AttendWindow(_) => "attend_window",
+            Op::HeadMatMul => "head_matmul",
+            Op::GatherIds => "gather_ids",
+            Op::BiasedRouter(_) => "biased_router",
+            Op::ExpertWeights(_) => "expert_weights",
+            Op::ClampedSwiGlu(_) => "clamped_swiglu",
             Op::SwiGlu => "swiglu",
             Op::RmsNormQuantize(_) => "rms_norm_quantize",
             Op::SwiGluQuantize => "swiglu_quantize",
@@ -372,6 +437,21 @@ impl Op {
             Op::PoolKeys(p) => sig.pool_keys(p),
             Op::IndexSelect(s) => sig.index_select(s),
             Op::AttendBlocks(a) => sig.attend_blocks(a),
+            Op::UnitNorm(n) => sig.unit_norm(n),
+            Op::HyperMix(h) => sig.hyper_mix(h),
+            Op::StreamWeightedSum(s) => sig.stream_weighted_sum(s),
+            Op::StreamMix(s) => sig.stream_mix(s),
+            Op::RopeTail(r) => sig.rope(r),
+            Op::Compress(c) => sig.compress(c),
+            Op::WindowStart(ratio) => sig.window_start(*ratio),
+            Op::StorePart(s) => sig.store_part(s),
+            Op::IndexSelectWeighted(s) => sig.index_select_weighted(s),
+            Op::AttendWindow(a) => sig.attend_window(a),
+            Op::HeadMatMul => sig.head_matmul(),
+            Op::GatherIds => sig.gather_ids(),
+            Op::BiasedRouter(r) => sig.biased_router(r),
+            Op::ExpertWeights(_) => sig.expert_weights(),
+            Op::ClampedSwiGlu(_) => Ok(vec![sig.equal_floats()?.clone()]),
             Op::RmsNormQuantize(n) => Ok(vec![quantized(&sig.norm(0, n)?)?]),
             Op::SwiGluQuantize => Ok(vec![quantized(sig.equal_floats()?)?]),
             Op::AddRmsNorm(n) => {
@@ -390,6 +470,10 @@ impl Op {
             | Op::BiasAdd
             | Op::Scale
             | Op::ScaleVec
+            | Op::HyperMix(_)
+            | Op::HeadMatMul
+            | Op::GatherIds
+            | Op::BiasedRouter(_)
             | Op::RmsNormQuantize(_) => (Some(1), true, false),
             Op::GroupedMatMul | Op::ExpertScale | Op::AddRmsNorm(_) => (Some(2), true, false),
             Op::Quantize
@@ -401,6 +485,8 @@ impl Op {
             | Op::Slice(_)
             | Op::Reshape(_)
             | Op::Repeat(_)
+            | Op::UnitNorm(_)
+            | Op::WindowStart(_)
             | Op::StreamSum(_) => (Some(1), false, false),
             Op::Add
             | Op::Mul
@@ -410,8 +496,17 @@ impl Op {
             | Op::SwiGlu
             | Op::SwiGluQuantize
             | Op::StreamDot(_)
+            | Op::StreamWeightedSum(_)
+            | Op::RopeTail(_)
+            | Op::ExpertWeights(_)
+            | Op::ClampedSwiGlu(_)
             | Op::StreamMul(_) => (Some(2), false, false),
             Op::StreamAdd(_) => (Some(3), false, false),
+            Op::StreamMix(_) => (Some(4), false, false),
+            Op::StorePart(_) => (Some(3), false, true),
+            Op::IndexSelectWeighted(_) => (Some(5), false, true),
+            Op::Compress(_) => (Some(5), true, true),
+            Op::AttendWindow(_) => (None, true, true),
             Op::StoreKv => (None, false, true),
             Op::Attend(_) | Op::IndexSelect(_) => (Some(4), false, true),
             Op::AttendBlocks(_) => (Some(5), false, true),

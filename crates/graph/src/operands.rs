@@ -1,8 +1,11 @@
 //! Which operands each operation accepts, and what comes out: one method per signature.
 
+mod compressed;
+
 use crate::graph::WeightDecl;
 use crate::op::{
-    Attend, AttendBlocks, Conv1d, DeltaRule, IndexSelect, Norm, Op, PoolKeys, Rope, Router, Slice, Streams,
+    Attend, AttendBlocks, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolKeys, Rope, Router, Slice,
+    Streams,
 };
 use crate::state::{StateDecl, StateKind};
 use crate::types::{DType, Dim, Shape, ValueType};
@@ -156,6 +159,14 @@ impl Operands<'_> {
         }
     }
 
+    /// Widths of the parts of paged state.
+    fn parts(&self) -> Result<&[usize], String> {
+        match self.state.map(|s| &s.kind) {
+            Some(StateKind::Paged { widths }) if !widths.is_empty() => Ok(widths),
+            _ => Err("needs paged state".to_string()),
+        }
+    }
+
     fn recurrent(&self, expected: usize) -> Result<(), String> {
         match self.state.map(|s| &s.kind) {
             Some(StateKind::Recurrent { width }) if *width == expected => Ok(()),
@@ -165,9 +176,9 @@ impl Operands<'_> {
 
     /// Rows for the first parts of the state, then slots.
     pub(crate) fn store_kv(&self) -> Result<Vec<ValueType>, String> {
-        let widths = self.paged()?;
-        let Some(rows) = self.inputs.len().checked_sub(1).filter(|n| (2..=widths.len()).contains(n)) else {
-            return Err(format!("takes rows for 2 to {} parts and slots, got {}", widths.len(), self.list()));
+        let widths = self.parts()?;
+        let Some(rows) = self.inputs.len().checked_sub(1).filter(|n| (1..=widths.len()).contains(n)) else {
+            return Err(format!("takes rows for 1 to {} parts and slots, got {}", widths.len(), self.list()));
         };
         let slots = self.indices(rows)?;
         for (i, &width) in widths.iter().enumerate().take(rows) {
@@ -364,6 +375,44 @@ impl Operands<'_> {
             return Err(format!("{w} as one weight for each of {} streams", s.n));
         }
         Ok((y.shape.lead, y.shape.width()))
+    }
+
+    pub(crate) fn unit_norm(&self, n: &Norm) -> Result<Vec<ValueType>, String> {
+        let x = self.float(0)?;
+        if n.group == 0 || !x.shape.width().is_multiple_of(n.group) {
+            return Err(format!("{x} does not split into groups of {}", n.group));
+        }
+        Ok(vec![x.clone()])
+    }
+
+    pub(crate) fn hyper_mix(&self, h: &HyperMix) -> Result<Vec<ValueType>, String> {
+        let (m, n) = (self.float(0)?, h.n);
+        let width = (2 + n) * n;
+        self.weight_is(&[width + 3])?;
+        if n == 0 || m.shape.width() != width {
+            return Err(format!("{m} as a mix of {n} streams"));
+        }
+        Ok([n, n, n * n].map(|w| ValueType::f32(m.shape.lead, [w])).to_vec())
+    }
+
+    pub(crate) fn stream_weighted_sum(&self, s: &Streams) -> Result<Vec<ValueType>, String> {
+        let (lead, width) = self.streams(s, &[0])?;
+        let w = self.float(1)?;
+        self.same_lead(&[lead, w.shape.lead])?;
+        if w.shape.width() != s.n {
+            return Err(format!("{w} as one weight for each of {} streams", s.n));
+        }
+        Ok(vec![ValueType::f32(lead, [width])])
+    }
+
+    pub(crate) fn stream_mix(&self, s: &Streams) -> Result<Vec<ValueType>, String> {
+        let (x, comb) = (self.float(0)?, self.float(3)?);
+        let (lead, width) = self.outer(s, 1)?;
+        self.same_lead(&[x.shape.lead, lead, comb.shape.lead])?;
+        if x.shape.width() != s.n * width || comb.shape.width() != s.n * s.n {
+            return Err(format!("{} as {} streams", self.list(), s.n));
+        }
+        Ok(vec![x.clone()])
     }
 
     pub(crate) fn stream_mul(&self, s: &Streams) -> Result<Vec<ValueType>, String> {

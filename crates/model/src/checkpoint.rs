@@ -106,6 +106,8 @@ impl Checkpoint {
         const NESTED: &str = "model.language_model.";
         match self {
             Checkpoint::Hf(d) if d.tensor(&format!("{NESTED}embed_tokens.weight")).is_some() => NESTED,
+            // DeepSeek's own files have no prefix.
+            Checkpoint::Hf(d) if d.tensor("embed.weight").is_some() => "",
             _ => "model.",
         }
     }
@@ -176,6 +178,19 @@ impl Checkpoint {
         let name = |e: &str| self.full_name(names, Some(layer), "weight").replace("{}", e);
         let tensors = (0..shape[0]).map(|e| name(&e.to_string())).collect();
         self.stacked(name("*"), tensors, &shape[1..])
+    }
+
+    /// Vectors of one type, one after the other.
+    pub(crate) fn joined(
+        &self,
+        names: &[(Names, usize)],
+        layer: Option<usize>,
+    ) -> Result<WeightDecl, ModelError> {
+        let mut tensors = Vec::new();
+        for &(names, n) in names {
+            tensors.push(self.weight(names, layer, "", &[n])?.name);
+        }
+        self.stacked(tensors.join(" + "), tensors, &[])
     }
 
     /// A table of rows of `width` numbers: one tensor, or in Hugging Face directories shards of it, whose
@@ -279,8 +294,10 @@ impl Checkpoint {
     /// # Errors
     /// The file is damaged or cannot be read.
     pub fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
-        if decl.map == WeightMap::None {
-            return self.load_stored(decl);
+        match decl.map {
+            WeightMap::None => return self.load_stored(decl),
+            WeightMap::Ids => return self.load_ids(decl),
+            WeightMap::AddOne | WeightMap::NegExp => {}
         }
         let (stored_ty, _) = self.tensor(&decl.name)?.unwrap_or((decl.ty, vec![]));
         let stored = self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() })?;
@@ -288,7 +305,7 @@ impl Checkpoint {
         decode_row(stored_ty, &stored, &mut numbers).map_err(|e| self.bad(&decl.name, e.to_string()))?;
         for x in &mut numbers {
             *x = match decl.map {
-                WeightMap::None => *x,
+                WeightMap::None | WeightMap::Ids => *x,
                 WeightMap::AddOne => 1.0 + *x,
                 WeightMap::NegExp => -x.exp(),
             };

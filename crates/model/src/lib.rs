@@ -8,8 +8,10 @@
 
 mod checkpoint;
 mod decoder;
+mod deepseek_v4;
 mod error;
 mod hyper;
+mod integers;
 mod llama;
 mod ngram;
 mod qwen2;
@@ -57,13 +59,14 @@ pub struct Architecture {
 }
 
 /// Every architecture.
-pub const ARCHITECTURES: [Architecture; 5] = [
+pub const ARCHITECTURES: [Architecture; 6] = [
     Architecture { gguf: "llama", hf: &["llama"], load: llama::load },
     Architecture { gguf: "qwen2", hf: &["qwen2"], load: qwen2::load },
     Architecture { gguf: "qwen3", hf: &["qwen3"], load: qwen3::load },
     Architecture { gguf: "qwen3moe", hf: &["qwen3_moe"], load: qwen3_moe::load },
     // The second type has the decoder's configuration under `text_config`.
     Architecture { gguf: "qwen4exp", hf: &["qwen4_exp_text", "qwen4_exp"], load: qwen4_exp::load },
+    Architecture { gguf: "deepseek4", hf: &["deepseek_v4"], load: deepseek_v4::load },
 ];
 
 /// Recognises the architecture of a checkpoint and reads its hyper-parameters.

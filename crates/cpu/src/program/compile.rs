@@ -1,5 +1,7 @@
 //! From the nodes of a split to steps; `meetings` says where workers must meet.
 
+mod compressed;
+
 use std::sync::Arc;
 
 use minfer_graph::{
@@ -51,7 +53,10 @@ impl Compiler<'_> {
             Op::Attend(a) => self.attend(node, a),
             Op::AttendBlocks(a) => self.attend_blocks(node, a),
             Op::PoolKeys(p) => self.pool_keys(node, p),
-            Op::IndexSelect(s) => self.index_select(node, s),
+            Op::IndexSelect(s) | Op::IndexSelectWeighted(s) => self.index_select(node, s),
+            Op::Compress(c) => self.compress(node, c),
+            Op::AttendWindow(a) => self.attend_window(node, a),
+            Op::HeadMatMul => self.head_matmul(node),
             Op::Conv1d(c) => self.conv1d(node, c),
             Op::DeltaRule(d) => self.delta_rule(node, d),
             Op::GatherRows => Ok(Box::new(GatherStep {
@@ -229,6 +234,7 @@ impl Compiler<'_> {
         Ok(Box::new(SelectStep {
             select: *s,
             q: self.loc(node.inputs[0])?,
+            weights: node.inputs.get(4).map(|&v| self.loc(v)).transpose()?,
             tables: self.page_tables(node, 1)?,
             out: self.loc(node.outputs[0])?,
             scratch: self.per_worker(|| SelectScratch::new(blocks, width)),

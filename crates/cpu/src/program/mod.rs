@@ -6,6 +6,7 @@
 
 mod attend;
 mod compile;
+mod compressed;
 mod meetings;
 mod products;
 mod recurrent;

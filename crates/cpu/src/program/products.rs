@@ -172,6 +172,47 @@ impl ExpertsStep {
     }
 }
 
+/// Products of each group of a row with its own matrix.
+pub(crate) struct HeadsStep {
+    /// One matrix per group.
+    pub(super) weight: Arc<CpuWeight>,
+    pub(super) kernel: MatmulFn,
+    pub(super) x: Loc,
+    pub(super) y: Loc,
+    pub(super) next: ChunkCounter,
+}
+
+impl Step for HeadsStep {
+    unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
+        let CpuWeight::Experts(heads) = &*self.weight else { return };
+        let (Some(w), rows) = (heads.first(), run.rows(&self.x)) else { return };
+        if rows == 0 {
+            return;
+        }
+        let chunk = chunk_groups(w, worker.count);
+        let per_head = w.groups().div_ceil(chunk);
+        for_each_chunk(&self.next, heads.len() * per_head, 1, |task| {
+            let (head, part) = (task.start / per_head, task.start % per_head);
+            let job = Job {
+                k: w.k(),
+                n: w.n(),
+                weights: heads[head].bytes().as_ptr(),
+                x: run.at(&self.x, 0).wrapping_add(head * x_row_bytes(w.ty(), w.k())),
+                x_stride: self.x.row_bytes,
+                y: run.at(&self.y, 0).cast::<f32>().wrapping_add(head * w.n()),
+                y_stride: self.y.row_bytes,
+                rows: Rows::All(rows),
+            };
+            // SAFETY: as for the dense product; heads have columns of their own in the output.
+            unsafe { (self.kernel)(&job, part * chunk..((part + 1) * chunk).min(w.groups())) }
+        });
+    }
+
+    fn reset(&self) {
+        self.next.reset();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

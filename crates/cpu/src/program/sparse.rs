@@ -24,9 +24,9 @@ pub(crate) struct PageTables {
 }
 
 /// A row's position, and the pages that lead to it.
-struct Place<'a> {
-    position: usize,
-    pages: &'a [i32],
+pub(super) struct Place<'a> {
+    pub(super) position: usize,
+    pub(super) pages: &'a [i32],
 }
 
 impl PageTables {
@@ -34,7 +34,12 @@ impl PageTables {
     ///
     /// # Safety
     /// As [`Step::run`].
-    unsafe fn place<'a>(&self, run: &'a Run<'_>, row: usize, state: &PagedState) -> Option<Place<'a>> {
+    pub(super) unsafe fn place<'a>(
+        &self,
+        run: &'a Run<'_>,
+        row: usize,
+        state: &PagedState,
+    ) -> Option<Place<'a>> {
         // SAFETY: inputs are complete by the caller's promise.
         let (position, table_at, pages) = unsafe {
             (
@@ -123,6 +128,8 @@ pub(crate) struct SelectStep {
     pub(super) select: IndexSelect,
     pub(super) state: Arc<dyn StateBuffer>,
     pub(super) q: Loc,
+    /// Weights of the heads.
+    pub(super) weights: Option<Loc>,
     pub(super) tables: PageTables,
     pub(super) out: Loc,
     pub(super) scratch: PerWorker<SelectScratch>,
@@ -258,9 +265,15 @@ impl SelectStep {
         let IndexSelect { block, pooled, scale, .. } = self.select;
         // SAFETY: inputs are complete, and nobody writes keys while blocks are chosen.
         let (q, keys) = unsafe { (run.get::<f32>(&self.q, row, 1), state.rows(pooled)) };
+        // SAFETY: as above.
+        let weights = self.weights.map(|loc| unsafe { run.get::<f32>(&loc, row, 1) });
         for b in blocks {
             keys.load(run.kernels, place.slot((b + 1) * block - 1), key);
-            keep(b, run.kernels.index_score(q, key, scale));
+            let score = match weights {
+                Some(weights) => run.kernels.weighted_index_score(q, weights, key, scale),
+                None => run.kernels.index_score(q, key, scale),
+            };
+            keep(b, score);
         }
     }
 
@@ -345,7 +358,7 @@ impl SparseStep {
 }
 
 /// The list without its padding, if what is left is ascending and below `complete`.
-fn chosen(blocks: &[i32], complete: usize) -> Option<&[i32]> {
+pub(super) fn chosen(blocks: &[i32], complete: usize) -> Option<&[i32]> {
     let count = blocks.iter().take_while(|&&b| b >= 0).count();
     let (chosen, padding) = blocks.split_at(count);
     let fits = chosen.windows(2).all(|w| w[0] < w[1])

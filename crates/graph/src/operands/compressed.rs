@@ -1,0 +1,117 @@
+//! Operands of compression, of attention over windows and compressed rows, and of their routing.
+
+use super::Operands;
+use crate::compressed::{AttendWindow, BiasedRouter, Compress, StorePart};
+use crate::op::IndexSelect;
+use crate::types::{DType, ValueType};
+
+impl Operands<'_> {
+    pub(crate) fn compress(&self, c: &Compress) -> Result<Vec<ValueType>, String> {
+        let (kv, gate) = (self.float(0)?, self.float(1)?);
+        let width = kv.shape.width();
+        self.same_lead(&[kv.shape.lead, gate.shape.lead, self.indices(2)?])?;
+        self.state_slots(kv.shape.lead, 3)?;
+        if c.ratio == 0 || width != gate.shape.width() || !width.is_multiple_of(c.parts()) {
+            return Err(format!("{} for {c:?}", self.list()));
+        }
+        self.weight_is(&[c.ratio, width])?;
+        self.recurrent(c.tail() * 2 * width)?;
+        Ok(vec![ValueType::f32(kv.shape.lead, [width / c.parts()])])
+    }
+
+    pub(crate) fn window_start(&self, ratio: usize) -> Result<Vec<ValueType>, String> {
+        let lead = self.indices(0)?;
+        if ratio == 0 {
+            Err("windows of no positions".to_string())
+        } else {
+            Ok(vec![ValueType::i32(lead, [])])
+        }
+    }
+
+    pub(crate) fn store_part(&self, s: &StorePart) -> Result<Vec<ValueType>, String> {
+        let x = self.float(0)?;
+        self.same_lead(&[x.shape.lead, self.indices(1)?, self.indices(2)?])?;
+        let widths = self.parts()?;
+        match widths.get(s.part) {
+            Some(&width) if width == x.shape.width() && s.every > 0 => Ok(vec![]),
+            _ => Err(format!("{x} as part {} of state of widths {widths:?}", s.part)),
+        }
+    }
+
+    /// As `index_select`, with a weight per head.
+    pub(crate) fn index_select_weighted(&self, s: &IndexSelect) -> Result<Vec<ValueType>, String> {
+        let (q, w) = (self.float(0)?, self.float(4)?);
+        self.same_lead(&[q.shape.lead, w.shape.lead])?;
+        self.page_tables(q.shape.lead, 1)?;
+        let widths = self.parts()?;
+        let fits = |d: usize| s.block > 0 && s.top > 0 && q.shape.width() == s.heads * d;
+        match widths.get(s.pooled) {
+            Some(&d) if fits(d) && w.shape.width() == s.heads => {
+                Ok(vec![ValueType::i32(q.shape.lead, [s.top])])
+            }
+            _ => Err(format!("{q} with {w} as {} heads over state of widths {widths:?}", s.heads)),
+        }
+    }
+
+    pub(crate) fn attend_window(&self, a: &AttendWindow) -> Result<Vec<ValueType>, String> {
+        let q = self.float(0)?;
+        self.page_tables(q.shape.lead, 1)?;
+        match self.inputs[4..] {
+            [] => {}
+            [ids] if ids.dtype == DType::I32 && ids.shape.inner.len() == 1 && a.ratio > 0 => {
+                self.same_lead(&[q.shape.lead, ids.shape.lead])?;
+            }
+            _ => return Err(format!("takes at most one list of compressed rows, got {}", self.list())),
+        }
+        self.weight_is(&[a.attend.heads])?;
+        let widths = self.parts()?;
+        let fits = a.attend.kv_heads == 1
+            && a.window > 0
+            && q.shape.width() == a.attend.heads * widths[0]
+            && (a.ratio == 0 || widths.get(1) == Some(&widths[0]));
+        match fits {
+            true => Ok(vec![ValueType::f32(q.shape.lead, [q.shape.width()])]),
+            false => Err(format!("{q} over state of widths {widths:?} for {a:?}")),
+        }
+    }
+
+    /// `[L, groups, k]`, or in f32 also `[L, groups * k]`.
+    pub(crate) fn head_matmul(&self) -> Result<Vec<ValueType>, String> {
+        let w = self.weight()?;
+        let x = self.activation(0, w)?;
+        if let [groups, n, k] = w.shape[..] {
+            let flat = x.dtype == DType::F32 && x.shape.inner == [groups * k];
+            if flat || x.shape.inner == [groups, k] {
+                return Ok(vec![ValueType::f32(x.shape.lead, [groups * n])]);
+            }
+        }
+        Err(format!("{x} times weight '{}' of shape {:?} ([groups, n, k])", w.name, w.shape))
+    }
+
+    pub(crate) fn gather_ids(&self) -> Result<Vec<ValueType>, String> {
+        let (lead, w) = (self.indices(0)?, self.weight()?);
+        match w.shape[..] {
+            [_, k] => Ok(vec![ValueType::i32(lead, [k])]),
+            _ => Err(format!("weight '{}' has shape {:?}, expected [vocab, ids]", w.name, w.shape)),
+        }
+    }
+
+    pub(crate) fn biased_router(&self, r: &BiasedRouter) -> Result<Vec<ValueType>, String> {
+        let x = self.float(0)?;
+        self.weight_is(&[x.shape.width()])?;
+        if r.top_k == 0 || r.top_k > x.shape.width() {
+            return Err(format!("cannot choose {} experts from {x}", r.top_k));
+        }
+        let lead = x.shape.lead;
+        Ok(vec![ValueType::i32(lead, [r.top_k]), ValueType::f32(lead, [r.top_k])])
+    }
+
+    pub(crate) fn expert_weights(&self) -> Result<Vec<ValueType>, String> {
+        let (x, ids) = (self.float(0)?, self.inputs[1]);
+        self.same_lead(&[x.shape.lead, ids.shape.lead])?;
+        if ids.dtype != DType::I32 || ids.shape.inner.len() != 1 {
+            return Err(format!("input 1 is {ids}, not i32 expert ids per row"));
+        }
+        Ok(vec![ValueType::f32(x.shape.lead, ids.shape.inner.clone())])
+    }
+}
