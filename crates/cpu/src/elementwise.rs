@@ -280,4 +280,16 @@ mod tests {
         Kernels::detect().silu(&x, &mut want);
         assert_same_bits(&got, &want);
     }
+
+    /// Without a limit that binds: the bits of SwiGLU in its scalar definition. With one: its value at the limit.
+    #[test]
+    fn a_limit_clips_gate_and_up() {
+        let mut rng = Rng::new(14);
+        let (gate, up) = (rng.floats(100, 3.0), rng.floats(100, 3.0));
+        let (clipped, plain) = (Kernels::detect(), Kernels::scalar());
+        let got = binary(|o| clipped.clamped_swiglu(&gate, &up, 10.0, o), 100);
+        assert_same_bits(&got, &binary(|o| plain.swiglu(&gate, &up, o), 100));
+        let got = binary(|o| clipped.clamped_swiglu(&[5.0, -5.0, 1.0], &[5.0, -5.0, -0.5], 2.0, o), 3);
+        assert_same_bits(&got, &binary(|o| plain.swiglu(&[2.0, -5.0, 1.0], &[2.0, -2.0, -0.5], o), 3));
+    }
 }

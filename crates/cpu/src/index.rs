@@ -171,4 +171,17 @@ mod tests {
         want.sort();
         assert_eq!(chosen(&scores, 100), want);
     }
+
+    /// Against f64: 3 sums of 40 products of |x| <= 4, weighted by |w| <= 2; bound 2e-5.
+    #[test]
+    fn weighted_scores_may_be_negative() {
+        let mut rng = Rng::new(103);
+        let (q, key) = (rng.floats(120, 2.0), rng.floats(40, 2.0));
+        let weights = [-2.0, 0.5, 1.5];
+        let dot = |h: usize| -> f64 { (0..40).map(|i| f64::from(q[h * 40 + i]) * f64::from(key[i])).sum() };
+        let want = 0.5 * (0..3).map(|h| dot(h).max(0.0) * f64::from(weights[h])).sum::<f64>();
+        let got = Kernels::detect().weighted_index_score(&q, &weights, &key, 0.5);
+        assert_close(&[got], &[want], 2e-5);
+        assert_same_bits(&[got], &[Kernels::scalar().weighted_index_score(&q, &weights, &key, 0.5)]);
+    }
 }

@@ -117,4 +117,20 @@ mod tests {
             }
         }
     }
+
+    /// Reference: the norm with a weight of ones, equal bits.
+    #[test]
+    fn unit_norm_is_a_norm_with_ones() {
+        let mut rng = Rng::new(13);
+        for (n, group) in [(5, 5), (96, 32), (264, 88)] {
+            let x = with_edge_cases(rng.floats(n, 3.0));
+            let x = &x[..n];
+            let [mut want, mut got] = [vec![0.0; n], vec![0.0; n]];
+            Kernels::detect().rms_norm(x, group, &vec![1.0; group], 1e-6, &mut want);
+            Kernels::detect().unit_norm(x, group, 1e-6, &mut got);
+            assert_same_bits(&got, &want);
+            Kernels::scalar().unit_norm(x, group, 1e-6, &mut got);
+            assert_same_bits(&got, &want);
+        }
+    }
 }

@@ -176,6 +176,8 @@ pub(crate) mod avx2 {
 
 #[cfg(test)]
 mod tests {
+    use minfer_graph::{BiasedRouter, Scoring};
+
     use crate::Kernels;
     use crate::testing::{Rng, assert_close, assert_same_bits, with_edge_cases};
 
@@ -231,5 +233,27 @@ mod tests {
             let exact: Vec<f64> = (0..n).map(|i| (0..ranks).map(|r| term(r, i)).sum()).collect();
             assert_close(&got, &exact, 1e-6);
         }
+    }
+
+    /// Scores are `sqrt(log(1 + exp(x)))`, in f64, relative tolerance 2e-6; the bias decides who is chosen, but not
+    /// with which weight.
+    #[test]
+    fn a_bias_moves_the_choice_and_not_the_weights() {
+        let (k, scoring, scale) = (Kernels::detect(), Scoring::SqrtSoftplus, 1.5);
+        let logits = [0.0, 2.0, -30.0, 2.0, 60.0];
+        let bias = [9.0, 0.5, 0.0, 0.5, -100.0];
+        let (mut scratch, mut ids, mut weights) = ([0.0; 10], [0; 3], [0.0; 3]);
+        let router = BiasedRouter { scoring, top_k: 3, scale };
+        k.biased_route(&router, &logits, &bias, &mut scratch, &mut ids, &mut weights);
+        assert_eq!(ids, [0, 1, 3]);
+        let score = |x: f32| f64::from(x).exp().ln_1p().sqrt();
+        let sum: f64 = ids.iter().map(|&i| score(logits[i as usize])).sum();
+        let want: Vec<f64> = ids.iter().map(|&i| 1.5 * score(logits[i as usize]) / sum).collect();
+        assert_close(&weights, &want, 2e-6);
+        let mut same = [0.0; 3];
+        k.expert_weights((scoring, scale), &logits, &mut scratch[..5], &ids, &mut same);
+        assert_eq!(same, weights);
+        k.expert_weights((scoring, scale), &logits, &mut scratch[..5], &[0, 5, -1], &mut same);
+        assert!(same.iter().all(|w| w.is_nan()), "{same:?}");
     }
 }

@@ -122,4 +122,27 @@ mod tests {
             }
         }
     }
+
+    /// Against f64; up to 5 terms of |x| <= 4: bound 2e-6.
+    #[test]
+    fn mixing_equals_its_definition() {
+        let mut rng = Rng::new(71);
+        for (n, w) in [(1, 1), (4, 37)] {
+            let (x, y) = (rng.floats(n * w, 2.0), rng.floats(w, 2.0));
+            let (post, comb) = (rng.floats(n, 2.0), rng.floats(n * n, 2.0));
+            let f = |x: f32| f64::from(x);
+            let sum = |i: usize, weight: &dyn Fn(usize) -> f32| {
+                (0..n).map(|j| f(weight(j)) * f(x[j * w + i])).sum::<f64>()
+            };
+            let want: Vec<f64> = (0..w).map(|i| sum(i, &|j| post[j])).collect();
+            let mut got = vec![0.0; w];
+            Kernels::detect().stream_weighted_sum(&x, &post, &mut got);
+            assert_close(&got, &want, 2e-6);
+            let at = |k: usize, i: usize| f(post[k]) * f(y[i]) + sum(i, &|j| comb[j * n + k]);
+            let want: Vec<f64> = (0..n * w).map(|at_i| at(at_i / w, at_i % w)).collect();
+            let mut got = vec![0.0; n * w];
+            Kernels::detect().stream_mix(&x, &y, &post, &comb, &mut got);
+            assert_close(&got, &want, 2e-6);
+        }
+    }
 }

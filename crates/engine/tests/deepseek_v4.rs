@@ -87,7 +87,10 @@ fn taps(graph: &Graph) -> BTreeMap<String, ValueId> {
         tap("mlp.gate.1", *router.outputs.last().unwrap());
         tap("mlp.gate.2", if layer < 2 { router.inputs[1] } else { router.outputs[0] });
         if ratio > 0 {
-            tap("self_attn.compressor.0", of(|op| matches!(op, Op::StorePart(_)))[0].inputs[0]);
+            tap(
+                "self_attn.compressor.0",
+                of(|op| matches!(op, Op::StorePart(s) if s.part == 1))[0].inputs[0],
+            );
         }
         if ratio == 4 {
             let select = of(|op| matches!(op, Op::IndexSelectWeighted(_)))[0];
@@ -224,7 +227,9 @@ fn rows_do_not_depend_on_the_batch() {
         let mut engine = open(&model, options(1, Isa::detect(), kv_format));
         let want = bits(&logits_in_chunks(&mut engine, &prompt, &[whole]));
         assert!(want.iter().flatten().all(|b| f32::from_bits(*b).is_finite()), "logits are numbers");
-        for (threads, isa) in [(1, Isa::detect()), (2, Isa::detect()), (2, Isa::Scalar)] {
+        let machines = [(1, Isa::detect()), (2, Isa::detect()), (2, Isa::Scalar)];
+        // The format of the cache does not meet the instruction set elsewhere than in the last.
+        for (threads, isa) in machines.into_iter().skip(if kv_format == KvFormat::F16 { 2 } else { 0 }) {
             let mut engine = open(&model, options(threads, isa, kv_format));
             for chunk in [1, 7, 64, whole] {
                 let name = format!("{} KV, {threads} threads, {isa:?}, chunks of {chunk}", kv_format.name());

@@ -176,9 +176,9 @@ impl Operands<'_> {
 
     /// Rows for the first parts of the state, then slots.
     pub(crate) fn store_kv(&self) -> Result<Vec<ValueType>, String> {
-        let widths = self.parts()?;
-        let Some(rows) = self.inputs.len().checked_sub(1).filter(|n| (1..=widths.len()).contains(n)) else {
-            return Err(format!("takes rows for 1 to {} parts and slots, got {}", widths.len(), self.list()));
+        let widths = self.paged()?;
+        let Some(rows) = self.inputs.len().checked_sub(1).filter(|n| (2..=widths.len()).contains(n)) else {
+            return Err(format!("takes rows for 2 to {} parts and slots, got {}", widths.len(), self.list()));
         };
         let slots = self.indices(rows)?;
         for (i, &width) in widths.iter().enumerate().take(rows) {

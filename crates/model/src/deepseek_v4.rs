@@ -240,7 +240,7 @@ impl<'a> Step<'a> {
         let kv = self.norm(kv, KV_NORM, dim)?;
         let kv = self.b.rope_tail(kv, rope.forward, dim);
         let state = self.kv_state(ratio);
-        self.b.store_kv(&[kv], self.slots, state);
+        self.b.store_part(kv, self.tables[0], self.slots, state, StorePart { part: 0, every: 1 });
         let mut chosen = None;
         if ratio > 0 {
             self.compress(x, &ROWS, dim, state, 1)?;

@@ -67,8 +67,11 @@ impl Step for CompressStep {
             (self.slots.flow(run, rows), step, self.scratch.get(worker))
         };
         let Some(flow) = flow else { return };
-        if step.positions.iter().any(|&p| p < 0) {
-            return run.fail("a row's position is negative".to_string());
+        for rows in flow.sequences() {
+            let positions = &step.positions[rows];
+            if positions[0] < 0 || positions.windows(2).any(|p| p[0].checked_add(1) != Some(p[1])) {
+                return run.fail("positions of one sequence do not follow each other".to_string());
+            }
         }
         let share = worker.share(self.width / self.compress.parts(), CHANNELS);
         for first in share.clone().step_by(CHANNELS) {

@@ -222,7 +222,7 @@ impl<'a> Row<'a> {
     unsafe fn store_part(&self, s: &StorePart) {
         // SAFETY: as in `compute`.
         let (position, slot) = unsafe { (self.i32(1)[0], self.i32(2)[0]) };
-        if (position + 1) % s.every as i32 == 0 {
+        if position.wrapping_add(1) % s.every as i32 == 0 {
             // SAFETY: as above.
             unsafe { self.store(slot, std::iter::once((s.part, 0))) }
         }
