@@ -39,7 +39,7 @@ impl WeightSource for Weights {
 fn graph(ty: BlockType) -> Graph {
     let mut b = GraphBuilder::new();
     let ids = b.input("ids", ValueType::i32(Dim::Rows, []));
-    let mut weight = |b: &mut GraphBuilder, name: &str, ty, shape: &[usize]| {
+    let weight = |b: &mut GraphBuilder, name: &str, ty, shape: &[usize]| {
         let tensors = vec![name.to_string()];
         b.weight(WeightDecl {
             name: name.to_string(),

@@ -115,7 +115,7 @@ fn bad_settings() {
         ("num_experts_per_tok", json!(9), "experts per token"),
         ("n_routed_experts", json!(4), "ffn.gate.weight"),
         ("num_hash_layers", json!(3), "layers.2.ffn.gate.tid2eid"),
-        ("rope_scaling", json!({"type": "linear", "factor": 2}), "rope scaling 'linear'"),
+        ("rope_scaling", json!({"type": "linear", "factor": 2}), "rope_scaling type is 'linear'"),
         ("rope_scaling", json!({"type": "yarn", "factor": 16}), "original_max_position_embeddings"),
     ] {
         let (_dir, ck) = edited(|c| c[key] = value.clone(), |_| ());

@@ -32,7 +32,7 @@ impl WindowRow<'_> {
     /// Cache (0: positions, 1: compressed rows) and slot of each row that is seen.
     fn seen(&self) -> impl Iterator<Item = (usize, usize)> {
         let end = self.position + 1;
-        let complete = if self.ratio > 0 { end / self.ratio } else { 0 };
+        let complete = end.checked_div(self.ratio).unwrap_or(0);
         let all = 0..if self.chosen.is_none() { complete } else { 0 };
         let chosen = self.chosen.unwrap_or_default().iter().map(|&i| i as usize);
         let window = (end.saturating_sub(self.window)..end).map(|p| (0, self.slot(p)));

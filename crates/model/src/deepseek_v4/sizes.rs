@@ -166,7 +166,8 @@ fn compress_scaling(c: &Config<'_>) -> Result<Scaling, ModelError> {
         "default" => return Ok(Scaling::None),
         "yarn" => {}
         other => {
-            return Err(ModelError::RopeScaling { source_name: c.ck.name(), kind: other.to_string() });
+            let why = format!("is '{other}'; this architecture is supported with 'yarn' only");
+            return Err(c.ck.bad("config.json: rope_scaling type", why));
         }
     }
     let number = |key: &str, default: f64| {
