@@ -130,7 +130,7 @@ impl Info {
             sizes: Sizes::new(loaded.hyper()),
             layer_kinds: structure::layer_kinds(&graph),
             draft_head: speculation::has_head(&*loaded, model)?,
-            ngram_table: structure::ngram_table(&graph),
+            ngram_table: structure::ngram_table(loaded.ngram_table(model)?.as_ref()),
             parameters: tensors.iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
             tensor_types: by_type(&tensors),
             tokenizer,

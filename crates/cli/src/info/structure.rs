@@ -26,6 +26,7 @@ fn mixer(op: &Op) -> Option<&'static str> {
     match op {
         Op::Attend(_) => Some("attention"),
         Op::AttendBlocks(_) => Some("block-sparse attention"),
+        Op::DeltaRule(d) if d.per_channel => Some("Kimi delta attention"),
         Op::DeltaRule(_) => Some("gated DeltaNet"),
         _ => None,
     }
@@ -53,11 +54,9 @@ pub(super) fn recurrent_bytes(graph: &Graph) -> u64 {
     widths.sum()
 }
 
-/// The table that the input `ngram_rows` looks up, if there is one.
-pub(super) fn ngram_table(graph: &Graph) -> Option<NgramTable> {
-    let rows = graph.inputs.iter().find(|i| i.name == "ngram_rows")?.value;
-    let node = graph.nodes.iter().find(|n| n.op == Op::Embed && n.inputs.contains(&rows))?;
-    let table: &WeightDecl = &graph.weights[node.weight?.index()];
+/// The model's n-gram table, if it has one.
+pub(super) fn ngram_table(table: Option<&WeightDecl>) -> Option<NgramTable> {
+    let table = table?;
     let bytes = table.bytes().unwrap_or(0) as u64;
     Some(NgramTable { tensor: table.name.clone(), rows: *table.shape.first()?, bytes })
 }

@@ -76,8 +76,8 @@ impl Readers {
         let Some(jobs) = jobs else { return self.shared.read(&places) };
         let (reply, answers) = channel();
         let mut sent = 0;
-        for (number, places) in places.chunks(batch).enumerate() {
-            let job = Job { places: places.to_vec(), number, reply: reply.clone() };
+        for (number, part) in places.chunks(batch).enumerate() {
+            let job = Job { places: part.to_vec(), number, reply: reply.clone() };
             if jobs.send(job).is_err() {
                 return self.shared.read(&places);
             }
