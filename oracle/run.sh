@@ -18,3 +18,4 @@ one qwen4_exp qwen4_exp
 "$python" gen_qwen4_exp_mtp.py --out "$full/qwen4_exp"
 cp "$full"/qwen4_exp/{mtp_hf,golden_mtp}.safetensors ../tests-data/oracle/qwen4_exp/
 one glm5_next glm5_next
+one deepseek_v4 deepseek_v4

@@ -33,6 +33,10 @@ PARTS = re.compile(
 NESTED = re.compile(
     r"full/model\.language_model\.(norm|layers\.\d+\."
     r"(attn_hc\.[01]|self_attn|self_attn\.0|self_attn\.indexer|mlp|mlp\.gate\.[012]))$")
+# The same for DeepSeek V4: stream weights, attention, compressed rows and which are chosen, experts.
+PARTS_DEEPSEEK = re.compile(
+    r"full/model\.(hc_head|layers\.\d+\.(attn_hc\.[01]|self_attn\.0|self_attn\.compressor\.(0|indexer))"
+    r"|layers\.[02]\.mlp)$")
 LEGACY = ["llama", "qwen2", "qwen3", "qwen3_moe"]
 LOGITS = ["input_ids", "full.logits", "decode.logits", "chunked.logits"]
 
@@ -65,7 +69,8 @@ def main(source, target):
         config = json.load(f)
     hybrid = config["model_type"] not in LEGACY
     nested = "text_config" in config
-    keep = lambda k: k in LOGITS or ROUTER.match(k) or hybrid and (NESTED if nested else PARTS).match(k)
+    parts = NESTED if nested else PARTS_DEEPSEEK if config["model_type"] == "deepseek_v4" else PARTS
+    keep = lambda k: k in LOGITS or ROUTER.match(k) or hybrid and parts.match(k)
     with safe_open(os.path.join(source, "golden.safetensors"), "pt") as f:
         golden = {k: f.get_tensor(k) for k in f.keys() if keep(k)}
     save_file(golden, os.path.join(target, "golden.safetensors"))
@@ -83,7 +88,8 @@ def main(source, target):
     with open(os.path.join(source, "report.json")) as f:
         report = json.load(f)
     margin = router_margin(golden, config.get("num_experts_per_tok", 0))
-    if margin is not None and not nested:
+    # A report with margins has them of the biased scores, by which experts are chosen there.
+    if margin is not None and not nested and "margins" not in report:
         report["router_margin"] = margin
     with open(os.path.join(target, "report.json"), "w") as f:
         json.dump(report, f, indent=1)

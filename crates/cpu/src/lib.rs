@@ -9,6 +9,7 @@
 //! What does not belong here: shapes of models, plans, who owns pages and states.
 
 pub mod attention;
+pub mod compress;
 pub mod conv;
 pub mod delta_rule;
 pub mod device;

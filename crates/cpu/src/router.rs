@@ -6,6 +6,9 @@ use minfer_graph::{Router, Scoring};
 use crate::math::exp;
 use crate::{Kernels, select::top_k};
 
+/// Added to sums of scores, which may all be 0.
+const FLOOR: f32 = 1e-20;
+
 impl Kernels {
     /// Softmax of one row: `exp(x - max) / sum`, the sum in lanes.
     ///
@@ -19,9 +22,8 @@ impl Kernels {
 
     /// Chooses `ids.len()` experts by score, plus `bias` where there is one, and writes ids and scores in rank order.
     ///
-    /// Equal scores: the lower expert. If asked for, the scores are divided by their sum, taken in rank order (for
-    /// sigmoids plus 1e-20, as they may all be 0), and then multiplied by the scale. `scratch` is twice as long as
-    /// `logits`.
+    /// Equal scores: the lower expert. If asked for, the scores are divided by their sum, taken in rank order (plus
+    /// 1e-20, as they may all be 0), and then multiplied by the scale. `scratch` is twice as long as `logits`.
     ///
     /// # Panics
     /// When the lengths do not fit.
@@ -35,16 +37,7 @@ impl Kernels {
         weights: &mut [f32],
     ) {
         let (scores, choice) = scratch.split_at_mut(logits.len());
-        let floor = match r.scoring {
-            Scoring::Softmax => {
-                self.softmax(logits, scores);
-                0.0
-            }
-            Scoring::Sigmoid => {
-                scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + exp(-x)));
-                1e-20
-            }
-        };
+        self.expert_scores(r.scoring, logits, scores);
         if r.biased {
             let choice = &mut choice[..logits.len()];
             self.add(scores, bias, choice);
@@ -54,12 +47,45 @@ impl Kernels {
             top_k(scores, ids, weights);
         }
         if r.renormalise {
-            let sum = weights.iter().fold(0.0, |sum, w| sum + w) + floor;
+            let sum = weights.iter().fold(0.0, |sum, w| sum + w) + FLOOR;
             weights.iter_mut().for_each(|w| *w /= sum);
         }
         if r.scale != 1.0 {
             weights.iter_mut().for_each(|w| *w *= r.scale);
         }
+    }
+
+    /// Scores of all experts.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn expert_scores(&self, scoring: Scoring, logits: &[f32], out: &mut [f32]) {
+        assert_eq!(logits.len(), out.len(), "expert_scores: lengths differ");
+        match scoring {
+            Scoring::Softmax => self.softmax(logits, out),
+            Scoring::Sigmoid => {
+                out.iter_mut().zip(logits).for_each(|(o, x)| *o = 1.0 / (1.0 + exp(-x)));
+            }
+            Scoring::SqrtSoftplus => {
+                out.iter_mut()
+                    .zip(logits)
+                    .for_each(|(o, x)| *o = (x.max(0.0) + exp(-x.abs()).ln_1p()).sqrt());
+            }
+        }
+    }
+
+    /// Weights of the experts `ids`: their scores, divided by the sum of these in rank order, times `scale`.
+    /// An id outside the row gives NaN.
+    pub fn expert_weights(
+        &self,
+        (scoring, scale): (Scoring, f32),
+        logits: &[f32],
+        scores: &mut [f32],
+        ids: &[i32],
+        weights: &mut [f32],
+    ) {
+        self.expert_scores(scoring, logits, scores);
+        weights_of(scores, ids, scale, weights);
     }
 
     /// `out = sum(weights[r] * y[r])` over the ranks of `y` (`[top_k, n]`), in rank order: the first
@@ -72,6 +98,14 @@ impl Kernels {
         // SAFETY: `Kernels` holds only what this machine can run.
         unsafe { (self.combine)(y, weights, out) }
     }
+}
+
+fn weights_of(scores: &[f32], ids: &[i32], scale: f32, weights: &mut [f32]) {
+    for (w, &id) in weights.iter_mut().zip(ids) {
+        *w = usize::try_from(id).ok().and_then(|id| scores.get(id)).copied().unwrap_or(f32::NAN);
+    }
+    let sum = weights.iter().fold(0.0, |sum, w| sum + w) + FLOOR;
+    weights.iter_mut().for_each(|w| *w = *w / sum * scale);
 }
 
 pub(crate) mod scalar {
@@ -217,5 +251,27 @@ mod tests {
             let exact: Vec<f64> = (0..n).map(|i| (0..ranks).map(|r| term(r, i)).sum()).collect();
             assert_close(&got, &exact, 1e-6);
         }
+    }
+
+    /// Scores are `sqrt(log(1 + exp(x)))`, in f64, relative tolerance 2e-6; the bias decides who is chosen, but not
+    /// with which weight.
+    #[test]
+    fn a_bias_moves_the_choice_and_not_the_weights() {
+        let (k, scoring, scale) = (Kernels::detect(), Scoring::SqrtSoftplus, 1.5);
+        let logits = [0.0, 2.0, -30.0, 2.0, 60.0];
+        let bias = [9.0, 0.5, 0.0, 0.5, -100.0];
+        let (mut scratch, mut ids, mut weights) = ([0.0; 10], [0; 3], [0.0; 3]);
+        let router = Router { scoring, top_k: 3, renormalise: true, biased: true, scale };
+        k.route(&router, &logits, &bias, &mut scratch, &mut ids, &mut weights);
+        assert_eq!(ids, [0, 1, 3]);
+        let score = |x: f32| f64::from(x).exp().ln_1p().sqrt();
+        let sum: f64 = ids.iter().map(|&i| score(logits[i as usize])).sum();
+        let want: Vec<f64> = ids.iter().map(|&i| 1.5 * score(logits[i as usize]) / sum).collect();
+        assert_close(&weights, &want, 2e-6);
+        let mut same = [0.0; 3];
+        k.expert_weights((scoring, scale), &logits, &mut scratch[..5], &ids, &mut same);
+        assert_eq!(same, weights);
+        k.expert_weights((scoring, scale), &logits, &mut scratch[..5], &[0, 5, -1], &mut same);
+        assert!(same.iter().all(|w| w.is_nan()), "{same:?}");
     }
 }

@@ -1,6 +1,8 @@
 //! Builds a graph node by node. A model reads like its paper; shape errors surface at the node that
 //! causes them, through [`GraphBuilder::finish`] at the latest.
 
+mod compressed;
+
 use std::collections::HashMap;
 
 use crate::error::GraphError;

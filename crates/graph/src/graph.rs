@@ -71,6 +71,8 @@ pub enum WeightMap {
     NegExp,
     /// Some rows of each head's matrix.
     HeadRows(HeadRows),
+    /// Whole numbers below 2^24 (ids), exact as F32.
+    Ids,
 }
 
 /// A matrix per head, cut out of `[heads * group, k]`: rows `from..from + len` of each group.
@@ -131,7 +133,7 @@ impl Node {
     /// How the node reads its weight, if it has one.
     pub fn weight_use(&self) -> Option<(WeightId, WeightUse)> {
         let how = match self.op {
-            Op::Embed => WeightUse::Rows,
+            Op::Embed | Op::GatherIds => WeightUse::Rows,
             Op::MatMul => WeightUse::Matrix,
             Op::GroupedMatMul => WeightUse::Experts,
             Op::HeadMatMul => WeightUse::Heads,

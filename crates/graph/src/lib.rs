@@ -7,6 +7,7 @@
 //! of the two symbols [`Dim::Rows`] and [`Dim::Outs`], bound when a step runs.
 
 mod builder;
+mod compressed;
 mod error;
 mod export;
 mod fusion;
@@ -18,6 +19,7 @@ mod state;
 mod types;
 
 pub use builder::GraphBuilder;
+pub use compressed::{AttendWindow, Compress, ExpertWeights, StorePart};
 pub use error::GraphError;
 pub use fusion::{FUSIONS, Fusion, Takes, fuse};
 pub use graph::{

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::compressed::{AttendWindow, Compress, ExpertWeights, StorePart};
 use crate::graph::WeightDecl;
 use crate::operands::{Operands, quantized};
 use crate::state::StateDecl;
@@ -63,6 +64,8 @@ pub enum Scoring {
     Softmax,
     /// `1 / (1 + exp(-x))` of each expert.
     Sigmoid,
+    /// `sqrt(log(1 + exp(x)))` of each.
+    SqrtSoftplus,
 }
 
 /// Choice of `top_k` experts per row: higher score first, then lower index.
@@ -333,6 +336,22 @@ pub enum Op {
     IndexSelect(IndexSelect),
     /// As [`Op::Attend`], then `blocks i32[L, top]`.
     AttendBlocks(AttendBlocks),
+    /// As [`Op::Rope`], but of each head's last dimensions.
+    RopeTail(Rope),
+    /// `kv f32[L, ..], gate f32[L, ..], positions, state_from, state_to; [ratio, ..]; state -> f32[L, w]`.
+    Compress(Compress),
+    /// `positions i32[L] -> i32[L]`: the position, rounded down to a multiple of this.
+    WindowStart(usize),
+    /// `x f32[L, w], positions i32[L], slots i32[L]; state -> ()`: rows whose position plus one is not a multiple
+    /// of `every`, or whose slot is negative, are skipped.
+    StorePart(StorePart),
+    /// `q f32[L, heads * d], positions, table_at, pages, [chosen i32[L, top]]; [heads]; state -> f32[L, heads * d]`:
+    /// the weight is the sinks; without a choice, all complete compressed rows are seen.
+    AttendWindow(AttendWindow),
+    /// `ids i32[L]; [vocab, k] -> i32[L, k]`: rows of a table of whole numbers.
+    GatherIds,
+    /// `logits f32[L, experts], ids i32[L, top_k] -> f32[L, top_k]`.
+    ExpertWeights(ExpertWeights),
     /// Fused `Mul(Silu(gate), up)`.
     SwiGlu,
     /// Fused `Quantize(RmsNorm(x))`.
@@ -389,6 +408,13 @@ impl Op {
             Op::PoolGated(_) => "pool_gated",
             Op::IndexSelect(_) => "index_select",
             Op::AttendBlocks(_) => "attend_blocks",
+            Op::RopeTail(_) => "rope_tail",
+            Op::Compress(_) => "compress",
+            Op::WindowStart(_) => "window_start",
+            Op::StorePart(_) => "store_part",
+            Op::AttendWindow(_) => "attend_window",
+            Op::GatherIds => "gather_ids",
+            Op::ExpertWeights(_) => "expert_weights",
             Op::SwiGlu => "swiglu",
             Op::RmsNormQuantize(_) => "rms_norm_quantize",
             Op::SwiGluQuantize => "swiglu_quantize",
@@ -465,6 +491,13 @@ impl Op {
             Op::PoolGated(p) => sig.pool_gated(p),
             Op::IndexSelect(s) => sig.index_select(s),
             Op::AttendBlocks(a) => sig.attend_blocks(a),
+            Op::RopeTail(r) => sig.rope(r),
+            Op::Compress(c) => sig.compress(c),
+            Op::WindowStart(ratio) => sig.window_start(*ratio),
+            Op::StorePart(s) => sig.store_part(s),
+            Op::AttendWindow(a) => sig.attend_window(a),
+            Op::GatherIds => sig.gather_ids(),
+            Op::ExpertWeights(_) => sig.expert_weights(),
             Op::RmsNormQuantize(n) => Ok(vec![quantized(&sig.norm(0, n)?)?]),
             Op::SwiGluQuantize => Ok(vec![quantized(sig.equal_floats()?)?]),
             Op::AddRmsNorm(n) => {
@@ -486,6 +519,7 @@ impl Op {
             | Op::LayerNorm(_)
             | Op::HeadMatMul
             | Op::HyperMix(_)
+            | Op::GatherIds
             | Op::RmsNormQuantize(_) => (Some(1), true, false),
             Op::Router(r) => (Some(1), r.biased, false),
             Op::GroupedMatMul | Op::ExpertScale | Op::AddRmsNorm(_) => (Some(2), true, false),
@@ -499,6 +533,7 @@ impl Op {
             | Op::Slice(_)
             | Op::Reshape(_)
             | Op::Repeat(_)
+            | Op::WindowStart(_)
             | Op::StreamSum(_) => (Some(1), false, false),
             Op::Add
             | Op::Mul
@@ -509,10 +544,15 @@ impl Op {
             | Op::SwiGluQuantize
             | Op::StreamDot(_)
             | Op::StreamMul(_)
-            | Op::StreamWeightedSum(_) => (Some(2), false, false),
+            | Op::StreamWeightedSum(_)
+            | Op::RopeTail(_)
+            | Op::ExpertWeights(_) => (Some(2), false, false),
             Op::StreamAdd(_) => (Some(3), false, false),
             Op::StreamMix(_) => (Some(4), false, false),
             Op::Concat => (None, false, false),
+            Op::StorePart(_) => (Some(3), false, true),
+            Op::Compress(_) => (Some(5), true, true),
+            Op::AttendWindow(_) => (None, true, true),
             Op::StoreKv => (None, false, true),
             Op::Attend(_) => (Some(4), false, true),
             Op::IndexSelect(s) => (Some(if s.weighted { 5 } else { 4 }), false, true),

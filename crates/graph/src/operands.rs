@@ -1,5 +1,7 @@
 //! Which operands each operation accepts, and what comes out: one method per signature.
 
+mod compressed;
+
 use crate::graph::WeightDecl;
 use crate::op::{
     Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolGated, PoolKeys,
@@ -171,6 +173,14 @@ impl Operands<'_> {
         match self.state.map(|s| &s.kind) {
             Some(StateKind::Paged { widths }) if widths.len() >= 2 => Ok(widths),
             _ => Err("needs paged state with K and V".to_string()),
+        }
+    }
+
+    /// Widths of the parts of paged state.
+    fn parts(&self) -> Result<&[usize], String> {
+        match self.state.map(|s| &s.kind) {
+            Some(StateKind::Paged { widths }) if !widths.is_empty() => Ok(widths),
+            _ => Err("needs paged state".to_string()),
         }
     }
 

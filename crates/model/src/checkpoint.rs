@@ -120,6 +120,8 @@ impl Checkpoint {
         const NESTED: &str = "model.language_model.";
         match self {
             Checkpoint::Hf(d) if d.tensor(&format!("{NESTED}embed_tokens.weight")).is_some() => NESTED,
+            // DeepSeek's own files have no prefix.
+            Checkpoint::Hf(d) if d.tensor("embed.weight").is_some() => "",
             _ => "model.",
         }
     }
@@ -320,8 +322,10 @@ impl Checkpoint {
     /// # Errors
     /// The file is damaged or cannot be read.
     pub fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
-        if decl.map == WeightMap::None {
-            return self.load_stored(decl);
+        match decl.map {
+            WeightMap::None => return self.load_stored(decl),
+            WeightMap::Ids => return self.load_ids(decl),
+            WeightMap::AddOne | WeightMap::NegExp | WeightMap::HeadRows(_) => {}
         }
         let (stored_ty, _) = self.tensor(&decl.name)?.unwrap_or((decl.ty, vec![]));
         let stored = self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() })?;
@@ -333,7 +337,7 @@ impl Checkpoint {
         let mut numbers = vec![0.0f32; stored_count];
         decode_row(stored_ty, &stored, &mut numbers).map_err(|e| self.bad(&decl.name, e.to_string()))?;
         match decl.map {
-            WeightMap::None => {}
+            WeightMap::None | WeightMap::Ids => {}
             WeightMap::AddOne => numbers.iter_mut().for_each(|x| *x += 1.0),
             WeightMap::NegExp => numbers.iter_mut().for_each(|x| *x = -x.exp()),
             WeightMap::HeadRows(rows) => {

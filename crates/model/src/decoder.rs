@@ -12,6 +12,8 @@ use crate::hyper::{Experts, Hyper};
 use crate::rope::Scaling;
 
 pub(crate) const EMBED: Names = ("token_embd", "model.embed_tokens");
+/// In directories whose names have no prefix.
+pub(crate) const EMBED_BARE: Names = ("token_embd", "model.embed");
 const OUTPUT: Names = ("output", "lm_head");
 const OUTPUT_NORM: Names = ("output_norm", "model.norm");
 const ROPE_DIVISORS: Names = ("rope_freqs", "rope_freqs");

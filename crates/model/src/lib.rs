@@ -8,9 +8,11 @@
 
 mod checkpoint;
 mod decoder;
+mod deepseek_v4;
 mod error;
 mod glm5_next;
 mod hyper;
+mod integers;
 mod llama;
 mod ngram;
 mod qwen2;
@@ -86,7 +88,7 @@ pub struct Architecture {
 }
 
 /// Every architecture.
-pub const ARCHITECTURES: [Architecture; 6] = [
+pub const ARCHITECTURES: [Architecture; 7] = [
     Architecture { gguf: "llama", hf: &["llama"], load: llama::load },
     Architecture { gguf: "qwen2", hf: &["qwen2"], load: qwen2::load },
     Architecture { gguf: "qwen3", hf: &["qwen3"], load: qwen3::load },
@@ -94,6 +96,7 @@ pub const ARCHITECTURES: [Architecture; 6] = [
     // The second type of each has the decoder's configuration under `text_config`.
     Architecture { gguf: "qwen4exp", hf: &["qwen4_exp_text", "qwen4_exp"], load: qwen4_exp::load },
     Architecture { gguf: "glm5-next", hf: &["glm5_next_text", "glm5_next"], load: glm5_next::load },
+    Architecture { gguf: "deepseek4", hf: &["deepseek_v4"], load: deepseek_v4::load },
 ];
 
 /// Recognises the architecture of a checkpoint and reads its hyper-parameters.

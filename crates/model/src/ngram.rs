@@ -6,11 +6,11 @@
 //! before a step runs. The table itself stays in its file (`minfer_format::table`); the engine reads it.
 
 use minfer_format::gguf::Array;
-use minfer_format::hf::Dtype;
 use minfer_format::{HfDir, Metadata};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
+use crate::integers::integers;
 
 /// The hash of an n-gram table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,18 +145,6 @@ impl Ngram {
 
 fn pair(sizes: &[i64], offsets: &[i64]) -> Vec<Head> {
     sizes.iter().zip(offsets).map(|(&size, &offset)| Head { size, offset }).collect()
-}
-
-fn integers(ck: &Checkpoint, dir: &HfDir, name: &str) -> Result<Vec<i64>, ModelError> {
-    match dir.tensor(name) {
-        Some(t) if t.dtype == Dtype::I64 => {
-            let bytes = dir.raw(name)?;
-            let (numbers, _) = bytes.as_chunks::<8>();
-            Ok(numbers.iter().map(|b| i64::from_le_bytes(*b)).collect())
-        }
-        Some(t) => Err(ck.bad(name, format!("is {}, expected I64", t.dtype))),
-        None => Err(ModelError::MissingTensor { source_name: ck.name(), tensor: name.to_string() }),
-    }
 }
 
 fn integers_of(array: &Array) -> Option<Vec<i64>> {

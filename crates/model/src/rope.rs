@@ -22,6 +22,15 @@ pub(crate) enum Scaling {
         high_freq_factor: f32,
         original_context: f32,
     },
+    /// Frequencies that turn less than `beta_slow` times in the original context are divided by `factor`, those
+    /// that turn more than `beta_fast` times are kept, a ramp between (YaRN, Peng et al. 2023). The factor on
+    /// cosines and sines that goes with it stays 1.
+    Yarn {
+        factor: f32,
+        beta_fast: f32,
+        beta_slow: f32,
+        original_context: f32,
+    },
     /// Divisors per pair, as GGUF files of Llama 3 carry them (`rope_freqs.weight`).
     Divisors(Vec<f32>),
 }
@@ -33,6 +42,18 @@ pub(crate) fn table(theta: f32, dims: usize, scaling: &Scaling) -> RopeTable {
         Scaling::None => f,
         Scaling::Linear { factor } => f / factor,
         Scaling::Divisors(d) => f / d.get(i).copied().unwrap_or(1.0),
+        &Scaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
+            // The pair that turns `beta` times, as a fraction.
+            let pair = |beta: f32| {
+                let turns = (original_context / (beta * 2.0 * std::f32::consts::PI)).ln();
+                dims as f32 * turns / (2.0 * theta.ln())
+            };
+            let last = dims.saturating_sub(1) as f32;
+            let low = pair(beta_fast).floor().clamp(0.0, last);
+            let high = pair(beta_slow).ceil().clamp(0.0, last);
+            let stretched = ((i as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            f / factor * stretched + f * (1.0 - stretched)
+        }
         &Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             llama3(f, factor, low_freq_factor, high_freq_factor, original_context)
         }
@@ -68,7 +89,7 @@ pub(crate) fn scaling_from_gguf(ck: &Checkpoint, m: &Metadata, arch: &str) -> Re
     }
 }
 
-fn positive(ck: &Checkpoint, key: &str, x: f32) -> Result<f32, ModelError> {
+pub(crate) fn positive(ck: &Checkpoint, key: &str, x: f32) -> Result<f32, ModelError> {
     if x.is_finite() && x > 0.0 { Ok(x) } else { Err(ck.bad(key, format!("is {x}, not a positive number"))) }
 }
 
@@ -111,6 +132,23 @@ const FRACTION: &str = "partial_rotary_factor";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// DeepSeek V4's published parameters: pairs up to 15 turn more than 32 times in 65536 positions, the last ones
+    /// (from 25 on) less than once. Reference: those bounds in f64; relative tolerance 1e-5.
+    #[test]
+    fn yarn_bands() {
+        let theta = 160_000.0;
+        let (beta_fast, beta_slow, original_context) = (32.0, 1.0, 65536.0);
+        let table = table(theta, 64, &Scaling::Yarn { factor: 16.0, beta_fast, beta_slow, original_context });
+        for (i, &got) in table.inv_freq.iter().enumerate() {
+            let f = f64::from(theta).powf(-(2.0 * i as f64) / 64.0);
+            let ramp = ((i as f64 - 15.0) / 10.0).clamp(0.0, 1.0);
+            let want = f * (1.0 - ramp) + f / 16.0 * ramp;
+            assert!((f64::from(got) - want).abs() <= 1e-5 * want, "pair {i}: {got} vs {want}");
+        }
+        let turns = |i: f64| 65536.0 / (2.0 * std::f64::consts::PI) * f64::from(theta).powf(-i / 32.0);
+        assert!(turns(15.0) > 32.0 && turns(16.0) < 32.0 && turns(24.0) > 1.0 && turns(25.0) < 1.0);
+    }
 
     /// Reference: the formula in f64 for Llama 3.1's published parameters; relative tolerance 1e-5.
     #[test]

@@ -91,7 +91,7 @@ impl Kernels {
     }
 
     /// One row of a head, widened.
-    fn gather(&self, rows: HeadRows<'_>, slot: usize, out: &mut [f32]) {
+    pub(super) fn gather(&self, rows: HeadRows<'_>, slot: usize, out: &mut [f32]) {
         let HeadRows { cache, head, heads, dim } = rows;
         let at = (slot * heads + head) * dim;
         match cache {

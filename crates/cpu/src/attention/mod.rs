@@ -26,6 +26,7 @@
 mod blocks;
 mod cache;
 mod tile;
+mod window;
 
 use minfer_graph::PAGE;
 
@@ -35,6 +36,7 @@ use tile::Tile;
 pub use blocks::SparseRow;
 pub use cache::{CacheRows, CacheRowsMut};
 pub(crate) use tile::{AccumulateFn, ScoreFn};
+pub use window::WindowRow;
 
 /// The definitions of what this module's kernels do.
 pub(crate) mod scalar {

@@ -1,5 +1,7 @@
 //! From the nodes of a split to steps; `meetings` says where workers must meet.
 
+mod compressed;
+
 use std::sync::Arc;
 
 use minfer_graph::{
@@ -55,6 +57,8 @@ impl Compiler<'_> {
             Op::PoolKeys(p) => self.pool_keys(node, p),
             Op::PoolGated(p) => self.pool_gated(node, p),
             Op::IndexSelect(s) => self.index_select(node, s),
+            Op::Compress(c) => self.compress(node, c),
+            Op::AttendWindow(a) => self.attend_window(node, a),
             Op::Conv1d(c) => self.conv1d(node, c),
             Op::DeltaRule(d) => self.delta_rule(node, d),
             Op::GatherRows => Ok(Box::new(GatherStep {

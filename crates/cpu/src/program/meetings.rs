@@ -64,5 +64,5 @@ fn state_conflict(a: &StateTouch, b: &StateTouch) -> bool {
 
 /// Whether an op with state changes it.
 fn writes_state(op: &Op) -> bool {
-    !matches!(op, Op::Attend(_) | Op::AttendBlocks(_) | Op::IndexSelect(_))
+    !matches!(op, Op::Attend(_) | Op::AttendBlocks(_) | Op::AttendWindow(_) | Op::IndexSelect(_))
 }

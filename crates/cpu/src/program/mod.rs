@@ -6,6 +6,7 @@
 
 mod attend;
 mod compile;
+mod compressed;
 mod gated;
 mod meetings;
 mod products;

@@ -25,7 +25,7 @@ pub(crate) struct StateSlots {
 }
 
 /// Checked slots of one run.
-struct Flow<'a> {
+pub(super) struct Flow<'a> {
     state: &'a SlotState,
     from: &'a [i32],
     to: &'a [i32],
@@ -36,7 +36,7 @@ impl StateSlots {
     ///
     /// # Safety
     /// As [`Step::run`].
-    unsafe fn flow<'a>(&'a self, run: &'a Run<'_>, rows: usize) -> Option<Flow<'a>> {
+    pub(super) unsafe fn flow<'a>(&'a self, run: &'a Run<'_>, rows: usize) -> Option<Flow<'a>> {
         let state = self.state.as_any().downcast_ref::<SlotState>()?;
         // SAFETY: inputs are complete by the caller's promise.
         let (from, to) = unsafe { (run.get::<i32>(&self.from, 0, rows), run.get::<i32>(&self.to, 0, rows)) };
@@ -58,7 +58,7 @@ impl StateSlots {
 
 impl Flow<'_> {
     /// Rows of one sequence each, in order.
-    fn sequences(&self) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn sequences(&self) -> impl Iterator<Item = Range<usize>> {
         let mut start = 0;
         std::iter::from_fn(move || {
             let rest = self.from.get(start + 1..)?;
@@ -73,7 +73,7 @@ impl Flow<'_> {
     ///
     /// # Safety
     /// Nobody else touches these numbers of any slot meanwhile.
-    unsafe fn load(&self, row: usize, at: usize, out: &mut [f32]) {
+    pub(super) unsafe fn load(&self, row: usize, at: usize, out: &mut [f32]) {
         match usize::try_from(self.from[row]) {
             // SAFETY: by the caller's promise.
             Ok(slot) => out.copy_from_slice(unsafe { self.state.get(slot, at, out.len()) }),
@@ -86,7 +86,7 @@ impl Flow<'_> {
     /// # Safety
     /// As [`Flow::load`], and earlier borrows have ended.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn kept(&self, row: usize, at: usize, len: usize) -> Option<&mut [f32]> {
+    pub(super) unsafe fn kept(&self, row: usize, at: usize, len: usize) -> Option<&mut [f32]> {
         let slot = usize::try_from(self.to[row]).ok()?;
         // SAFETY: by the caller's promise.
         Some(unsafe { self.state.get_mut(slot, at, len) })

@@ -2,7 +2,7 @@
 //! storing K and V; `streams` has those that rearrange a row. Worker `w` has the same rows in all of them, so chains of such steps need no barrier.
 
 use minfer_format::TensorBytes;
-use minfer_graph::{DType, Norm, Op, Rope, RopeTable, Router};
+use minfer_graph::{DType, ExpertWeights, Norm, Op, Rope, RopeTable, Router, StorePart};
 
 use super::{Loc, PerWorker, Run, Step};
 use crate::device::CpuWeight;
@@ -55,7 +55,7 @@ impl<'a> Row<'a> {
         unsafe { self.run.get(&self.step.inputs[input], self.row, 1) }
     }
 
-    unsafe fn i32(&self, input: usize) -> &'a [i32] {
+    pub(super) unsafe fn i32(&self, input: usize) -> &'a [i32] {
         // SAFETY: as in `f32`.
         unsafe { self.run.get(&self.step.inputs[input], self.row, 1) }
     }
@@ -112,6 +112,13 @@ impl<'a> Row<'a> {
                 Op::Rope(r) => self.rope(r),
                 Op::StoreKv => self.store_kv(),
                 Op::Router(r) => self.route(r, scratch),
+                Op::ExpertWeights(w) => self.weigh(w, scratch),
+                Op::GatherIds => self.gather_ids(),
+                Op::WindowStart(ratio) => {
+                    let position = self.i32(0)[0];
+                    self.out(0)[0] = position - position.rem_euclid(*ratio as i32);
+                }
+                Op::StorePart(s) => self.store_part(s),
                 Op::CombineExperts => k.combine(self.f32(0), self.f32(1), self.out(0)),
                 Op::ArgMax => self.out(0)[0] = k.argmax(self.f32(0)) as i32,
                 Op::Act(_)
@@ -120,6 +127,7 @@ impl<'a> Row<'a> {
                 | Op::Slice(_)
                 | Op::Repeat(_)
                 | Op::StreamSum(_)
+                | Op::RopeTail(_)
                 | Op::StreamDot(_)
                 | Op::StreamMul(_)
                 | Op::StreamAdd(_)
@@ -134,6 +142,8 @@ impl<'a> Row<'a> {
                 | Op::PoolKeys(_)
                 | Op::PoolGated(_)
                 | Op::IndexSelect(_)
+                | Op::Compress(_)
+                | Op::AttendWindow(_)
                 | Op::Conv1d(_)
                 | Op::DeltaRule(_)
                 | Op::GatherRows => {
@@ -223,21 +233,34 @@ impl<'a> Row<'a> {
         unsafe { self.run.kernels.rope(r.style, self.f32(0), r.head_dim, self.f32(1), self.out(0)) }
     }
 
+    unsafe fn store_part(&self, s: &StorePart) {
+        // SAFETY: as in `compute`.
+        let (position, slot) = unsafe { (self.i32(1)[0], self.i32(2)[0]) };
+        if position.wrapping_add(1) % s.every as i32 == 0 {
+            // SAFETY: as above.
+            unsafe { self.store(slot, std::iter::once((s.part, 0))) }
+        }
+    }
+
     unsafe fn store_kv(&self) {
-        let Extra::State(state) = &self.step.extra else { return };
-        let Some(state) = state.as_any().downcast_ref::<PagedState>() else { return };
         // The last input names the slot, those before it are rows of the first parts.
         let rows = self.step.inputs.len() - 1;
         // SAFETY: as in `compute`.
-        let slot = unsafe { self.i32(rows)[0] };
+        unsafe { self.store(self.i32(rows)[0], (0..rows).map(|part| (part, part))) }
+    }
+
+    /// Writes inputs into parts of the state, as `(part, input)` lists them; a negative slot is skipped.
+    unsafe fn store(&self, slot: i32, parts: impl Iterator<Item = (usize, usize)>) {
+        let Extra::State(state) = &self.step.extra else { return };
+        let Some(state) = state.as_any().downcast_ref::<PagedState>() else { return };
         let Ok(slot) = usize::try_from(slot) else { return };
         if slot >= state.slots() {
             self.run.fail(format!("slot {slot} is outside of {} slots", state.slots()));
             return;
         }
-        for part in 0..rows {
+        for (part, input) in parts {
             // SAFETY: the slot exists, and the engine gives every row of a step a slot of its own.
-            unsafe { state.slot_mut(part, slot).store(self.run.kernels, 0, self.f32(part)) }
+            unsafe { state.slot_mut(part, slot).store(self.run.kernels, 0, self.f32(input)) }
         }
     }
 
@@ -246,6 +269,36 @@ impl<'a> Row<'a> {
         unsafe {
             let logits = self.f32(0);
             self.run.kernels.route(r, logits, self.vector(), scratch, self.out(0), self.out(1));
+        }
+    }
+}
+
+impl Row<'_> {
+    /// Weights of experts that were chosen before.
+    unsafe fn weigh(&self, w: &ExpertWeights, scratch: &mut [f32]) {
+        // SAFETY: as in `compute`.
+        let (logits, ids, out) = unsafe { (self.f32(0), self.i32(1), self.out(0)) };
+        let scores = &mut scratch[..logits.len()];
+        self.run.kernels.expert_weights((w.scoring, w.scale), logits, scores, ids, out);
+    }
+
+    unsafe fn gather_ids(&self) {
+        // SAFETY: as in `compute`.
+        let (id, out) = unsafe { (self.i32(0)[0], self.out::<i32>(0)) };
+        let Extra::Weight(w) = &self.step.extra else { return };
+        let CpuWeight::Rows { bytes, .. } = &**w else { return };
+        // The loader gives whole numbers as F32.
+        let row_bytes = 4 * out.len();
+        let row = usize::try_from(id).ok().and_then(|id| bytes.get(id * row_bytes..(id + 1) * row_bytes));
+        match row {
+            Some(row) => out
+                .iter_mut()
+                .zip(row.as_chunks::<4>().0)
+                .for_each(|(o, b)| *o = f32::from_le_bytes(*b) as i32),
+            None => {
+                out.fill(0);
+                self.run.fail(format!("row {id} of a table of ids that is shorter"));
+            }
         }
     }
 }
@@ -286,6 +339,8 @@ pub(super) fn is_row_op(op: &Op) -> bool {
             | Op::PoolKeys(_)
             | Op::PoolGated(_)
             | Op::IndexSelect(_)
+            | Op::Compress(_)
+            | Op::AttendWindow(_)
             | Op::Conv1d(_)
             | Op::DeltaRule(_)
             | Op::GatherRows
@@ -295,7 +350,7 @@ pub(super) fn is_row_op(op: &Op) -> bool {
 /// Floats of scratch that a row of this op takes.
 pub(super) fn scratch_len(op: &Op, width: usize) -> usize {
     match op {
-        Op::RmsNormQuantize(_) | Op::SwiGluQuantize => width,
+        Op::RmsNormQuantize(_) | Op::SwiGluQuantize | Op::ExpertWeights(_) => width,
         Op::Router(_) => 2 * width,
         _ => 0,
     }

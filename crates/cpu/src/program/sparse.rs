@@ -26,7 +26,7 @@ pub(crate) struct PageTables {
 /// A row's position, and the pages that lead to it.
 pub(super) struct Place<'a> {
     pub(super) position: usize,
-    pages: &'a [i32],
+    pub(super) pages: &'a [i32],
 }
 
 impl PageTables {
@@ -34,7 +34,12 @@ impl PageTables {
     ///
     /// # Safety
     /// As [`Step::run`].
-    unsafe fn place<'a>(&self, run: &'a Run<'_>, row: usize, state: &PagedState) -> Option<Place<'a>> {
+    pub(super) unsafe fn place<'a>(
+        &self,
+        run: &'a Run<'_>,
+        row: usize,
+        state: &PagedState,
+    ) -> Option<Place<'a>> {
         // SAFETY: inputs are complete by the caller's promise.
         let (position, table_at, pages) = unsafe {
             (
@@ -383,7 +388,7 @@ impl SparseStep {
 }
 
 /// The list without its padding, if what is left is ascending and below `complete`.
-fn chosen(blocks: &[i32], complete: usize) -> Option<&[i32]> {
+pub(super) fn chosen(blocks: &[i32], complete: usize) -> Option<&[i32]> {
     let count = blocks.iter().take_while(|&&b| b >= 0).count();
     let (chosen, padding) = blocks.split_at(count);
     let fits = chosen.windows(2).all(|w| w[0] < w[1])

@@ -1,8 +1,9 @@
 //! Row steps that rearrange or weigh numbers of a row: activations, bounds, slices, residual streams.
 
-use minfer_graph::{Op, Slice};
+use minfer_graph::{Op, Rope, Slice};
 
 use super::rows::Row;
+use crate::Kernels;
 use crate::streams::hyper_mix;
 
 impl Row<'_> {
@@ -20,6 +21,7 @@ impl Row<'_> {
                 Op::Slice(s) => slice(s, x, out),
                 Op::Repeat(_) => out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x)),
                 Op::StreamSum(s) => k.stream_sum(x, s.scale, out),
+                Op::RopeTail(r) => rope_tail(k, r, x, self.f32(1), out),
                 Op::StreamDot(s) => k.stream_dot(x, self.f32(1), s.scale, out),
                 Op::StreamMul(_) => k.stream_mul(x, self.f32(1), out),
                 Op::StreamAdd(_) => k.stream_add(x, self.f32(1), self.f32(2), out),
@@ -29,6 +31,15 @@ impl Row<'_> {
                 other => self.run.fail(format!("{} does not rearrange a row", other.name())),
             }
         }
+    }
+}
+
+/// Rotates the last `table.len()` numbers of each head.
+fn rope_tail(k: &Kernels, r: &Rope, x: &[f32], table: &[f32], out: &mut [f32]) {
+    let plain = r.head_dim - table.len();
+    for (x, out) in x.chunks_exact(r.head_dim).zip(out.chunks_exact_mut(r.head_dim)) {
+        out[..plain].copy_from_slice(&x[..plain]);
+        k.rope(r.style, &x[plain..], table.len(), table, &mut out[plain..]);
     }
 }
 

@@ -2,6 +2,7 @@
 //! that the engine relies on (instruction sets, threads, cuts of a sequence into steps), bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod compressed;
 mod harness;
 mod latent;
 mod recurrent;

@@ -187,7 +187,7 @@ const ONE_ROW: Bind = Bind { rows: 1, outs: 1 };
 /// Bytes that a one-row step moves through a node: the weight and the operands.
 fn node_bytes(graph: &Graph, node: &Node) -> usize {
     let weight = node.weight.and_then(|w| match node.op {
-        minfer_graph::Op::Embed => Some(0),
+        minfer_graph::Op::Embed | minfer_graph::Op::GatherIds => Some(0),
         _ => graph.weights[w.index()].bytes(),
     });
     let values = node.inputs.iter().chain(&node.outputs);

@@ -1,0 +1,148 @@
+//! Attention of one row to a window of positions and to compressed rows, with a sink per head.
+//!
+//! Keys are also the values. The rows that are seen (the window, oldest first, then compressed rows,
+//! ascending) are gathered into tiles; the sink is a score without a value, folded in before the first tile.
+
+use std::ops::Range;
+
+use minfer_graph::PAGE;
+
+use super::tile::Tile;
+use super::{AttendShape, CacheRows, HeadRows, Running, Scratch};
+use crate::Kernels;
+
+/// A query row and what it may see.
+#[derive(Clone, Copy, Debug)]
+pub struct WindowRow<'a> {
+    /// `[heads * k_dim]`.
+    pub q: &'a [f32],
+    /// Its absolute position.
+    pub position: usize,
+    /// The sequence's pages: position `j` lies in slot `pages[j / PAGE] * PAGE + j % PAGE`.
+    pub pages: &'a [i32],
+    /// Positions that it sees, its own included.
+    pub window: usize,
+    /// Positions per compressed row; 0: there are none.
+    pub ratio: usize,
+    /// Compressed rows, ascending, all complete at `position`; `None`: all that are.
+    pub chosen: Option<&'a [i32]>,
+}
+
+impl WindowRow<'_> {
+    /// Cache (0: positions, 1: compressed rows) and slot of each row that is seen.
+    fn seen(&self) -> impl Iterator<Item = (usize, usize)> {
+        let end = self.position + 1;
+        let complete = end.checked_div(self.ratio).unwrap_or(0);
+        let all = 0..if self.chosen.is_none() { complete } else { 0 };
+        let chosen = self.chosen.unwrap_or_default().iter().map(|&i| i as usize);
+        let window = (end.saturating_sub(self.window)..end).map(|p| (0, self.slot(p)));
+        window.chain(all.chain(chosen).map(|i| (1, self.slot((i + 1) * self.ratio - 1))))
+    }
+
+    fn slot(&self, position: usize) -> usize {
+        self.pages[position / PAGE] as usize * PAGE + position % PAGE
+    }
+}
+
+impl Kernels {
+    /// Attention of query heads `heads` of one row over one KV head; returns `[heads.len(), k_dim]`. `caches`
+    /// are the rows of positions and the compressed rows. Heads do not depend on which others are asked for.
+    ///
+    /// # Panics
+    /// When a slice does not have the shape's size, or the page list does not cover a position or names a
+    /// slot outside the cache. The caller validates position, pages and chosen rows.
+    pub fn attend_window<'a>(
+        &self,
+        shape: &AttendShape,
+        caches: [CacheRows<'_>; 2],
+        sinks: &[f32],
+        row: &WindowRow<'_>,
+        heads: Range<usize>,
+        scratch: &'a mut Scratch,
+    ) -> &'a [f32] {
+        let dim = shape.k_dim;
+        assert!(
+            shape.kv_heads == 1 && shape.v_dim == dim && sinks.len() == shape.heads,
+            "attend_window: shape"
+        );
+        assert!(row.q.len() == shape.heads * dim && row.window > 0, "attend_window: query");
+        let Scratch { k, running, acc, .. } = scratch;
+        let (running, acc) = (&mut running[..heads.len()], &mut acc[..heads.len() * dim]);
+        for (running, &sink) in running.iter_mut().zip(&sinks[heads.clone()]) {
+            *running = Running { max: sink, sum: 1.0 };
+        }
+        acc.fill(0.0);
+        let q = &row.q[heads.start * dim..heads.end * dim];
+        let mut seen = row.seen().peekable();
+        while seen.peek().is_some() {
+            let mut count = 0;
+            for (room, (cache, slot)) in k.chunks_exact_mut(dim).take(PAGE).zip(&mut seen) {
+                let rows = HeadRows { cache: caches[cache], head: 0, heads: 1, dim };
+                self.gather(rows, slot, room);
+                count += 1;
+            }
+            let rows = Tile::new(k, dim, dim, count);
+            for ((q, acc), running) in
+                q.chunks_exact(dim).zip(acc.chunks_exact_mut(dim)).zip(running.iter_mut())
+            {
+                self.fold_tile(q, rows, rows, shape.scale, running, acc);
+            }
+        }
+        for (out, running) in acc.chunks_exact_mut(dim).zip(running) {
+            out.iter_mut().for_each(|o| *o /= running.sum);
+        }
+        acc
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Rng, assert_close, assert_same_bits};
+
+    /// Against f64 over all rows that may be seen; weights of sum 1 on |v| <= 2, exponents good to 1e-6: 5e-6.
+    /// Half of the heads alone, and every instruction set, give the same bits.
+    #[test]
+    fn equals_one_softmax_over_window_rows_and_sink() {
+        let mut rng = Rng::new(112);
+        let (heads, dim, ratio, position) = (4, 24, 4, 200);
+        let shape = AttendShape { heads, kv_heads: 1, k_dim: dim, v_dim: dim, scale: 0.2 };
+        let pages = [2, 0, 3, 1];
+        let [raw, compressed] = [(); 2].map(|()| rng.floats(4 * PAGE * dim, 2.0));
+        let (q, sinks) = (rng.floats(heads * dim, 2.0), rng.floats(heads, 2.0));
+        let slot = |p: usize| pages[p / PAGE] as usize * PAGE + p % PAGE;
+        for (window, chosen, ratio) in
+            [(100, None, 0), (7, None, ratio), (1000, Some(&[0, 3, 49][..]), ratio), (1, Some(&[]), ratio)]
+        {
+            let row = WindowRow { q: &q, position, pages: &pages, window, ratio, chosen };
+            let complete: Vec<i32> = (0..(position as i32 + 1) / ratio.max(1) as i32).collect();
+            let listed = if ratio == 0 { &[][..] } else { chosen.unwrap_or(&complete) };
+            let mut rows: Vec<&[f32]> = ((position + 1).saturating_sub(window)..=position)
+                .map(|p| &raw[slot(p) * dim..][..dim])
+                .collect();
+            rows.extend(
+                listed.iter().map(|&i| &compressed[slot((i as usize + 1) * ratio - 1) * dim..][..dim]),
+            );
+            let mut want = Vec::new();
+            for h in 0..heads {
+                let dot = |k: &[f32]| k.iter().zip(&q[h * dim..]).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+                let weights: Vec<f64> = rows.iter().map(|k| (dot(k) * 0.2).exp()).collect();
+                let sum = weights.iter().sum::<f64>() + f64::from(sinks[h]).exp();
+                want.extend(
+                    (0..dim).map(|i| {
+                        rows.iter().zip(&weights).map(|(k, w)| f64::from(k[i]) * w).sum::<f64>() / sum
+                    }),
+                );
+            }
+            let run = |k: &Kernels, heads: Range<usize>| {
+                let caches = [CacheRows::F32(&raw), CacheRows::F32(&compressed)];
+                let mut scratch = Scratch::new(&shape, 1);
+                k.attend_window(&shape, caches, &sinks, &row, heads, &mut scratch).to_vec()
+            };
+            let got = run(&Kernels::detect(), 0..heads);
+            assert_close(&got, &want, 5e-6);
+            assert_same_bits(&run(&Kernels::detect(), 2..4), &got[2 * dim..]);
+            assert_same_bits(&run(&Kernels::scalar(), 0..heads), &got);
+        }
+    }
+}

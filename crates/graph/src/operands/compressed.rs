@@ -1,0 +1,82 @@
+//! Operands of compression, of attention over windows and compressed rows, and of their routing.
+
+use super::Operands;
+use crate::compressed::{AttendWindow, Compress, StorePart};
+use crate::types::{DType, ValueType};
+
+impl Operands<'_> {
+    pub(crate) fn compress(&self, c: &Compress) -> Result<Vec<ValueType>, String> {
+        let (kv, gate) = (self.float(0)?, self.float(1)?);
+        let width = kv.shape.width();
+        self.same_lead(&[kv.shape.lead, gate.shape.lead, self.indices(2)?])?;
+        self.state_slots(kv.shape.lead, 3)?;
+        if c.ratio == 0 || width != gate.shape.width() || !width.is_multiple_of(c.parts()) {
+            return Err(format!("{} for {c:?}", self.list()));
+        }
+        self.weight_is(&[c.ratio, width])?;
+        self.recurrent(c.tail() * 2 * width)?;
+        Ok(vec![ValueType::f32(kv.shape.lead, [width / c.parts()])])
+    }
+
+    pub(crate) fn window_start(&self, ratio: usize) -> Result<Vec<ValueType>, String> {
+        let lead = self.indices(0)?;
+        if ratio == 0 {
+            Err("windows of no positions".to_string())
+        } else {
+            Ok(vec![ValueType::i32(lead, [])])
+        }
+    }
+
+    pub(crate) fn store_part(&self, s: &StorePart) -> Result<Vec<ValueType>, String> {
+        let x = self.float(0)?;
+        self.same_lead(&[x.shape.lead, self.indices(1)?, self.indices(2)?])?;
+        let widths = self.parts()?;
+        match widths.get(s.part) {
+            Some(&width) if width == x.shape.width() && s.every > 0 => Ok(vec![]),
+            _ => Err(format!("{x} as part {} of state of widths {widths:?}", s.part)),
+        }
+    }
+
+    pub(crate) fn attend_window(&self, a: &AttendWindow) -> Result<Vec<ValueType>, String> {
+        let count = self.inputs.len();
+        if !(4..=5).contains(&count) {
+            return Err(format!("takes 4 or 5 inputs, got {count}"));
+        }
+        let q = self.float(0)?;
+        self.page_tables(q.shape.lead, 1)?;
+        match self.inputs[4..] {
+            [] => {}
+            [ids] if ids.dtype == DType::I32 && ids.shape.inner.len() == 1 && a.ratio > 0 => {
+                self.same_lead(&[q.shape.lead, ids.shape.lead])?;
+            }
+            _ => return Err(format!("{} is not a list of compressed rows per row", self.inputs[4])),
+        }
+        self.weight_is(&[a.attend.heads])?;
+        let widths = self.parts()?;
+        let fits = a.attend.kv_heads == 1
+            && a.window > 0
+            && q.shape.width() == a.attend.heads * widths[0]
+            && (a.ratio == 0 || widths.get(1) == Some(&widths[0]));
+        match fits {
+            true => Ok(vec![ValueType::f32(q.shape.lead, [q.shape.width()])]),
+            false => Err(format!("{q} over state of widths {widths:?} for {a:?}")),
+        }
+    }
+
+    pub(crate) fn gather_ids(&self) -> Result<Vec<ValueType>, String> {
+        let (lead, w) = (self.indices(0)?, self.weight()?);
+        match w.shape[..] {
+            [_, k] => Ok(vec![ValueType::i32(lead, [k])]),
+            _ => Err(format!("weight '{}' has shape {:?}, expected [vocab, ids]", w.name, w.shape)),
+        }
+    }
+
+    pub(crate) fn expert_weights(&self) -> Result<Vec<ValueType>, String> {
+        let (x, ids) = (self.float(0)?, self.inputs[1]);
+        self.same_lead(&[x.shape.lead, ids.shape.lead])?;
+        if ids.dtype != DType::I32 || ids.shape.inner.len() != 1 {
+            return Err(format!("input 1 is {ids}, not i32 expert ids per row"));
+        }
+        Ok(vec![ValueType::f32(x.shape.lead, ids.shape.inner.clone())])
+    }
+}

@@ -1,0 +1,454 @@
+//! DeepSeek V4 (Flash): a decoder whose layers attend to a short window of positions and, in most layers, to
+//! rows into which windows of 4 or 128 positions are compressed; those of 4 are chosen by an indexer. Keys
+//! are also the values, from one head, with a sink per query head. Residual streams are mixed by doubly
+//! stochastic matrices (manifold-constrained hyper-connections) in place of plain residuals; each layer is a
+//! mixture of experts with a shared one, in the first layers chosen by the token alone.
+//!
+//! Tensor names are those of the published directories; formulas are transformers 5.24's. Draft layers and the
+//! 8-bit round trip of cached rows are left out. All rows of the window's cache are kept, not a ring of them,
+//! and a compressed row takes the room of the positions that it stands for.
+
+mod sizes;
+
+use minfer_graph::{
+    Act, ActKind, Attend, AttendWindow, Clamp, Compress, Dim, ExpertWeights, Graph, GraphBuilder, HyperMix,
+    IndexSelect, Norm, Op, RopeTable, Router, Scoring, StateDecl, StateId, StateKind, StorePart, Streams,
+    ValueId, ValueType, WeightId,
+};
+
+use crate::Model;
+use crate::checkpoint::{Checkpoint, Names};
+use crate::decoder::EMBED_BARE;
+use crate::error::ModelError;
+use crate::hyper::{Hyper, text_config};
+use crate::rope;
+use sizes::{SPARSE, Sizes};
+
+const ARCH: &str = "deepseek4";
+
+/// The weights of a hyper-connection.
+struct Mixer {
+    project: Names,
+    base: Names,
+    scale: Names,
+}
+
+const ATTN_MIXER: Mixer = Mixer {
+    project: ("hc_attn_fn.weight", "hc_attn_fn"),
+    base: ("hc_attn_base.weight", "hc_attn_base"),
+    scale: ("hc_attn_scale.weight", "hc_attn_scale"),
+};
+const FFN_MIXER: Mixer = Mixer {
+    project: ("hc_ffn_fn.weight", "hc_ffn_fn"),
+    base: ("hc_ffn_base.weight", "hc_ffn_base"),
+    scale: ("hc_ffn_scale.weight", "hc_ffn_scale"),
+};
+const HEAD_MIXER: Mixer = Mixer {
+    project: ("output_hc_fn.weight", "hc_head_fn"),
+    base: ("output_hc_base.weight", "hc_head_base"),
+    scale: ("output_hc_scale.weight", "hc_head_scale"),
+};
+const OUTPUT_NORM: Names = ("output_norm", "model.norm");
+const OUTPUT: Names = ("output", "model.head");
+
+const ATTN_NORM: Names = ("attn_norm", "attn_norm");
+const Q_DOWN: Names = ("attn_q_a", "attn.wq_a");
+const Q_NORM: Names = ("attn_q_a_norm", "attn.q_norm");
+const Q_UP: Names = ("attn_q_b", "attn.wq_b");
+const KV: Names = ("attn_kv", "attn.wkv");
+const KV_NORM: Names = ("attn_kv_a_norm", "attn.kv_norm");
+const SINKS: Names = ("attn_sinks", "attn.attn_sink");
+const O_DOWN: Names = ("attn_output_a", "attn.wo_a");
+const O_UP: Names = ("attn_output_b", "attn.wo_b");
+const INDEX_Q: Names = ("indexer.attn_q_b", "attn.indexer.wq_b");
+const INDEX_WEIGHTS: Names = ("indexer.proj", "attn.indexer.weights_proj");
+
+/// The weights of a compressor.
+struct Compressor {
+    kv: Names,
+    gate: Names,
+    bias: Names,
+    norm: Names,
+}
+
+const ROWS: Compressor = Compressor {
+    kv: ("attn_compressor_kv", "attn.compressor.wkv"),
+    gate: ("attn_compressor_gate", "attn.compressor.wgate"),
+    bias: ("attn_compressor_ape.weight", "attn.compressor.ape"),
+    norm: ("attn_compressor_norm", "attn.compressor.norm"),
+};
+const INDEX_ROWS: Compressor = Compressor {
+    kv: ("indexer_compressor_kv", "attn.indexer.compressor.wkv"),
+    gate: ("indexer_compressor_gate", "attn.indexer.compressor.wgate"),
+    bias: ("indexer_compressor_ape.weight", "attn.indexer.compressor.ape"),
+    norm: ("indexer_compressor_norm", "attn.indexer.compressor.norm"),
+};
+
+const FFN_NORM: Names = ("ffn_norm", "ffn_norm");
+const ROUTER: Names = ("ffn_gate_inp", "ffn.gate");
+const ROUTER_BIAS: Names = ("exp_probs_b", "ffn.gate");
+const TOKEN_EXPERTS: Names = ("ffn_gate_tid2eid.weight", "ffn.gate.tid2eid");
+const GATE_EXPERTS: Names = ("ffn_gate_exps", "ffn.experts.{}.w1");
+const UP_EXPERTS: Names = ("ffn_up_exps", "ffn.experts.{}.w3");
+const DOWN_EXPERTS: Names = ("ffn_down_exps", "ffn.experts.{}.w2");
+const SHARED_GATE: Names = ("ffn_gate_shexp", "ffn.shared_experts.w1");
+const SHARED_UP: Names = ("ffn_up_shexp", "ffn.shared_experts.w3");
+const SHARED_DOWN: Names = ("ffn_down_shexp", "ffn.shared_experts.w2");
+
+struct DeepseekV4 {
+    hyper: Hyper,
+    sizes: Sizes,
+}
+
+pub(crate) fn load(ck: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
+    match ck {
+        Checkpoint::Hf(d) => Ok(Box::new(DeepseekV4::from_hf(ck, text_config(d.config()))?)),
+        _ => Err(ck.bad("general.architecture", "is supported as a Hugging Face directory only")),
+    }
+}
+
+impl Model for DeepseekV4 {
+    fn hyper(&self) -> &Hyper {
+        &self.hyper
+    }
+
+    fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        let (mut step, mut h) = Step::start(ck, self, page_table)?;
+        for layer in 0..self.hyper.layers {
+            step.enter(layer);
+            let (x, mix) = step.read(h, &ATTN_MIXER)?;
+            let x = step.norm(x, ATTN_NORM, self.hyper.hidden)?;
+            let y = step.attention(x)?;
+            h = step.write(h, y, mix);
+            let (x, mix) = step.read(h, &FFN_MIXER)?;
+            let x = step.norm(x, FFN_NORM, self.hyper.hidden)?;
+            let y = step.moe(x)?;
+            h = step.write(h, y, mix);
+        }
+        step.finish(h)
+    }
+}
+
+/// Rotation of a layer's rows.
+#[derive(Clone, Copy)]
+struct Tables {
+    /// At each row's position.
+    forward: ValueId,
+    /// The same, backwards.
+    back: ValueId,
+}
+
+/// The graph of a step under construction.
+struct Step<'a> {
+    b: GraphBuilder,
+    ck: &'a Checkpoint,
+    m: &'a DeepseekV4,
+    layer: usize,
+    tokens: ValueId,
+    slots: ValueId,
+    /// Positions, start of each row's page list, page lists.
+    tables: [ValueId; 3],
+    /// Slots that recurrent state is read from and written to.
+    state: [ValueId; 2],
+    out_rows: ValueId,
+    /// Layers without and with compressed rows.
+    rope: [Tables; 2],
+    /// For each ratio the rotation at the first position of each row's window.
+    window_ropes: Vec<(usize, ValueId)>,
+}
+
+impl<'a> Step<'a> {
+    /// Declares the inputs and embeds the tokens; returns the residual streams `[rows, streams * hidden]`.
+    fn start(
+        ck: &'a Checkpoint,
+        m: &'a DeepseekV4,
+        page_table: usize,
+    ) -> Result<(Step<'a>, ValueId), ModelError> {
+        let (mut b, h, s) = (GraphBuilder::new(), &m.hyper, &m.sizes);
+        let mut per_row = |name| b.input(name, ValueType::i32(Dim::Rows, []));
+        let (tokens, positions) = (per_row("tokens"), per_row("positions"));
+        let (slots, table_at) = (per_row("slots"), per_row("table_at"));
+        let state = [per_row("state_from"), per_row("state_to")];
+        let pages = b.input("pages", ValueType::i32(Dim::Const(page_table), []));
+        let out_rows = b.input("out_rows", ValueType::i32(Dim::Outs, []));
+        let embedding = b.weight(ck.weight(EMBED_BARE, None, "weight", &[h.vocab, h.hidden])?);
+        let x = b.embed(tokens, embedding);
+        let x = b.streams(Op::Repeat, Streams { n: s.streams, scale: 1.0 }, &[x], "streams");
+        let plain = rope::table(h.rope_theta, h.rope_dims, &h.scaling);
+        let compressed = rope::table(s.compress_theta, h.rope_dims, &s.compress_scaling);
+        let window_ropes = window_ropes(&mut b, s, positions, &compressed);
+        let rope = [plain, compressed].map(|table| Tables {
+            back: b.rope_table(positions, backwards(&table)),
+            forward: b.rope_table(positions, table),
+        });
+        let tables = [positions, table_at, pages];
+        let step = Step { b, ck, m, layer: 0, tokens, slots, tables, state, out_rows, rope, window_ropes };
+        Ok((step, x))
+    }
+
+    fn enter(&mut self, layer: usize) {
+        self.layer = layer;
+        self.b.set_layer(Some(layer as u32));
+    }
+
+    /// What a sublayer sees of the streams `h`, and how its result is written back: weights of the streams, and
+    /// the matrix that mixes them.
+    fn read(&mut self, h: ValueId, mixer: &Mixer) -> Result<(ValueId, [ValueId; 2]), ModelError> {
+        let s = &self.m.sizes;
+        let (n, layer) = (s.streams, Some(self.layer));
+        let width = (2 + n) * n;
+        let m = self.mixer_input(h, mixer, layer, width)?;
+        let weight = self.ck.joined(&[(mixer.base, "", width), (mixer.scale, "", 3)], layer, &[])?;
+        let weight = self.b.weight(weight);
+        let mix = HyperMix { n, iterations: s.sinkhorn, eps: s.hyper_eps };
+        let [pre, post, comb] = self.b.hyper_mix(m, weight, mix);
+        let x = self.b.streams(Op::StreamWeightedSum, Streams { n, scale: 1.0 }, &[h, pre], "mixed");
+        Ok((x, [post, comb]))
+    }
+
+    /// `n` numbers from the streams, normed as one row.
+    fn mixer_input(
+        &mut self,
+        h: ValueId,
+        mixer: &Mixer,
+        layer: Option<usize>,
+        n: usize,
+    ) -> Result<ValueId, ModelError> {
+        let width = self.m.sizes.streams * self.m.hyper.hidden;
+        let normed = self.b.unit_norm(h, Norm { eps: self.m.hyper.norm_eps, group: width });
+        let project = self.b.weight(self.ck.weight(mixer.project, layer, "", &[n, width])?);
+        Ok(self.b.matmul(normed, project, "mixer"))
+    }
+
+    /// Mixes the streams and adds a sublayer's result to each.
+    fn write(&mut self, h: ValueId, y: ValueId, [post, comb]: [ValueId; 2]) -> ValueId {
+        let streams = Streams { n: self.m.sizes.streams, scale: 1.0 };
+        self.b.streams(Op::StreamMix, streams, &[h, y, post, comb], "streams")
+    }
+
+    /// Attention of `x [rows, hidden]`, projected back.
+    fn attention(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
+        let (h, s, ratio) = (&self.m.hyper, &self.m.sizes, self.m.sizes.ratios[self.layer]);
+        let (dim, width) = (h.head_dim, h.heads * h.head_dim);
+        let rope = self.rope[usize::from(ratio > 0)];
+        let low = self.linear(x, Q_DOWN, [s.q_rank, h.hidden], "q_low")?;
+        let low = self.norm(low, Q_NORM, s.q_rank)?;
+        let q = self.linear(low, Q_UP, [width, s.q_rank], "q")?;
+        let q = self.b.unit_norm(q, Norm { eps: h.norm_eps, group: dim });
+        let q = self.b.rope_tail(q, rope.forward, dim);
+        let kv = self.linear(x, KV, [dim, h.hidden], "kv")?;
+        let kv = self.norm(kv, KV_NORM, dim)?;
+        let kv = self.b.rope_tail(kv, rope.forward, dim);
+        let state = self.kv_state(ratio);
+        self.b.store_part(kv, self.tables[0], self.slots, state, StorePart { part: 0, every: 1 });
+        let mut chosen = None;
+        if ratio > 0 {
+            self.compress(x, &ROWS, dim, state, 1)?;
+        }
+        if ratio == SPARSE {
+            self.compress(x, &INDEX_ROWS, s.index_dim, state, 2)?;
+            chosen = Some(self.choose(x, low, state)?);
+        }
+        let sinks = self.weight(SINKS, "", &[h.heads])?;
+        let attend = Attend { heads: h.heads, kv_heads: 1, scale: 1.0 / (dim as f32).sqrt(), v_part: 0 };
+        let attend = AttendWindow { attend, window: s.window, ratio };
+        let y = self.b.attend_window(q, self.tables, chosen, sinks, state, attend);
+        let y = self.b.rope_tail(y, rope.back, dim);
+        self.project_out(y)
+    }
+
+    /// Rows of positions; compressed rows; keys of the indexer.
+    fn kv_state(&mut self, ratio: usize) -> StateId {
+        let dim = self.m.hyper.head_dim;
+        let widths = match ratio {
+            0 => vec![dim],
+            SPARSE => vec![dim, dim, self.m.sizes.index_dim],
+            _ => vec![dim, dim],
+        };
+        let layer = self.layer;
+        let kind = StateKind::Paged { widths };
+        self.b.state(StateDecl { name: format!("kv.{layer}"), layer: layer as u32, kind })
+    }
+
+    /// Compresses windows of `x` into rows of `dim` numbers, and keeps those in a part of `state`.
+    fn compress(
+        &mut self,
+        x: ValueId,
+        c: &Compressor,
+        dim: usize,
+        state: StateId,
+        part: usize,
+    ) -> Result<(), ModelError> {
+        let (hidden, ratio) = (self.m.hyper.hidden, self.m.sizes.ratios[self.layer]);
+        let compress = Compress { ratio, overlap: ratio == SPARSE };
+        let width = compress.parts() * dim;
+        let kv = self.linear(x, c.kv, [width, hidden], "compress_kv")?;
+        let gate = self.linear(x, c.gate, [width, hidden], "compress_gate")?;
+        let bias = self.weight(c.bias, "", &[ratio, width])?;
+        let open = self.b.state(StateDecl {
+            name: format!("compress.{}.{part}", self.layer),
+            layer: self.layer as u32,
+            kind: StateKind::Recurrent { width: compress.tail() * 2 * width },
+        });
+        let positions = self.tables[0];
+        let row = self.b.compress([kv, gate, positions], self.state, bias, open, compress);
+        let row = self.norm(row, c.norm, dim)?;
+        // `start` has a table for every ratio of the model.
+        let table = self.window_ropes.iter().find(|(r, _)| *r == ratio).map_or(positions, |(_, t)| *t);
+        let row = self.b.rope_tail(row, table, dim);
+        self.b.store_part(row, positions, self.slots, state, StorePart { part, every: ratio });
+        Ok(())
+    }
+
+    /// Compressed rows that the indexer chooses for each row, from `x` and the query's low-rank form.
+    fn choose(&mut self, x: ValueId, low: ValueId, state: StateId) -> Result<ValueId, ModelError> {
+        let (h, s) = (&self.m.hyper, &self.m.sizes);
+        let q = self.linear(low, INDEX_Q, [s.index_heads * s.index_dim, s.q_rank], "index_q")?;
+        let q = self.b.rope_tail(q, self.rope[1].forward, s.index_dim);
+        let weights = self.linear(x, INDEX_WEIGHTS, [s.index_heads, h.hidden], "index_weights")?;
+        let scale = 1.0 / ((s.index_heads * s.index_dim) as f32).sqrt();
+        let select =
+            IndexSelect { heads: s.index_heads, block: SPARSE, top: s.top, pooled: 2, scale, weighted: true };
+        Ok(self.b.index_select(q, self.tables, Some(weights), state, select))
+    }
+
+    /// The output projection: low rank by groups of heads, then dense.
+    fn project_out(&mut self, y: ValueId) -> Result<ValueId, ModelError> {
+        let (h, s) = (&self.m.hyper, &self.m.sizes);
+        let (k, width) = (h.heads * h.head_dim / s.groups, s.groups * s.o_rank);
+        let mut down = self.ck.weight(O_DOWN, Some(self.layer), "weight", &[width, k])?;
+        // The file has the groups' rows one after the other.
+        down.shape = vec![s.groups, s.o_rank, k];
+        let down = self.b.weight(down);
+        let low = self.b.head_matmul(y, down, "out_low");
+        self.linear(low, O_UP, [h.hidden, width], "attn_out")
+    }
+
+    /// Mixture of experts, and a shared expert.
+    fn moe(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
+        let (hidden, s) = (self.m.hyper.hidden, &self.m.sizes);
+        let (ids, weights) = self.route(x)?;
+        let (count, ffn) = (self.m.experts(), self.m.hyper.ffn);
+        let gate = self.experts(x, ids, GATE_EXPERTS, [count, ffn, hidden], "gate")?;
+        let up = self.experts(x, ids, UP_EXPERTS, [count, ffn, hidden], "up")?;
+        let inner = self.swiglu(gate, up);
+        let down = self.experts(inner, ids, DOWN_EXPERTS, [count, hidden, ffn], "down")?;
+        let chosen = self.b.combine_experts(down, weights);
+        let gate = self.linear(x, SHARED_GATE, [s.shared_ffn, hidden], "shared_gate")?;
+        let up = self.linear(x, SHARED_UP, [s.shared_ffn, hidden], "shared_up")?;
+        let inner = self.swiglu(gate, up);
+        let shared = self.linear(inner, SHARED_DOWN, [hidden, s.shared_ffn], "shared_out")?;
+        Ok(self.b.add(chosen, shared))
+    }
+
+    /// Experts of each row and their weights.
+    fn route(&mut self, x: ValueId) -> Result<(ValueId, ValueId), ModelError> {
+        let (h, s, count) = (&self.m.hyper, &self.m.sizes, self.m.experts());
+        let used = h.experts.as_ref().map_or(0, |e| e.used);
+        let logits = self.linear(x, ROUTER, [count, h.hidden], "router_logits")?;
+        let (scoring, scale) = (Scoring::SqrtSoftplus, s.routed_scale);
+        if self.layer >= s.hash_layers {
+            let bias = self.weight(ROUTER_BIAS, "bias", &[count])?;
+            let router = Router { scoring, top_k: used, renormalise: true, biased: true, scale };
+            return Ok(self.b.router(logits, Some(bias), router));
+        }
+        let table = self.ck.ids(TOKEN_EXPERTS, Some(self.layer), [h.vocab, used])?;
+        let table = self.b.weight(table);
+        let ids = self.b.gather_ids(self.tokens, table);
+        Ok((ids, self.b.expert_weights(logits, ids, ExpertWeights { scoring, scale })))
+    }
+
+    /// `silu(min(gate, limit)) * clamp(up, -limit, limit)`.
+    fn swiglu(&mut self, gate: ValueId, up: ValueId) -> ValueId {
+        let high = self.m.sizes.swiglu_limit;
+        let gate = self.b.clamp(gate, Clamp { low: f32::NEG_INFINITY, high });
+        let up = self.b.clamp(up, Clamp { low: -high, high });
+        let gate = self.b.silu(gate);
+        self.b.mul(gate, up)
+    }
+
+    fn experts(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        names: Names,
+        shape: [usize; 3],
+        name: &str,
+    ) -> Result<ValueId, ModelError> {
+        let w = self.b.weight(self.ck.experts(names, self.layer, shape)?);
+        Ok(self.b.grouped_matmul(x, ids, w, name))
+    }
+
+    /// The rows whose logits are wanted: their streams become one, then norm and head.
+    fn finish(mut self, h: ValueId) -> Result<Graph, ModelError> {
+        self.b.set_layer(None);
+        let (hidden, n) = (self.m.hyper.hidden, self.m.sizes.streams);
+        let h = self.b.gather_rows(h, self.out_rows);
+        let m = self.mixer_input(h, &HEAD_MIXER, None, n)?;
+        let scale = self.b.weight(self.ck.weight(HEAD_MIXER.scale, None, "", &[1])?);
+        let base = self.b.weight(self.ck.weight(HEAD_MIXER.base, None, "", &[n])?);
+        let m = self.b.scale(m, scale);
+        let m = self.b.bias_add(m, base);
+        let weights = self.b.act(m, Act { kind: ActKind::Sigmoid, pre: 1.0, post: 1.0 });
+        let x = self.b.streams(Op::StreamWeightedSum, Streams { n, scale: 1.0 }, &[h, weights], "weighted");
+        // Each weight is a sigmoid plus epsilon.
+        let rest = Streams { n, scale: self.m.sizes.hyper_eps };
+        let rest = self.b.streams(Op::StreamSum, rest, &[h], "rest");
+        let x = self.b.add(x, rest);
+        let norm = self.b.weight(self.ck.weight(OUTPUT_NORM, None, "weight", &[hidden])?);
+        let x = self.b.rms_norm(x, norm, self.m.hyper.norm_eps);
+        let head = self.b.weight(self.ck.weight(OUTPUT, None, "weight", &[self.m.hyper.vocab, hidden])?);
+        let logits = self.b.matmul(x, head, "logits");
+        self.b.output("logits", logits);
+        self.b.finish().map_err(|source| ModelError::Graph { source_name: self.ck.name(), source })
+    }
+
+    fn weight(&mut self, names: Names, suffix: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
+        let decl = self.ck.weight(names, Some(self.layer), suffix, shape)?;
+        Ok(self.b.weight(decl))
+    }
+
+    fn norm(&mut self, x: ValueId, names: Names, n: usize) -> Result<ValueId, ModelError> {
+        let w = self.weight(names, "weight", &[n])?;
+        Ok(self.b.rms_norm(x, w, self.m.hyper.norm_eps))
+    }
+
+    fn linear(
+        &mut self,
+        x: ValueId,
+        names: Names,
+        shape: [usize; 2],
+        name: &str,
+    ) -> Result<ValueId, ModelError> {
+        let w = self.weight(names, "weight", &shape)?;
+        Ok(self.b.matmul(x, w, name))
+    }
+}
+
+impl DeepseekV4 {
+    fn experts(&self) -> usize {
+        self.hyper.experts.as_ref().map_or(0, |e| e.count)
+    }
+}
+
+/// For each ratio of the model, the rotation at the first position of each row's window.
+fn window_ropes(
+    b: &mut GraphBuilder,
+    s: &Sizes,
+    positions: ValueId,
+    table: &RopeTable,
+) -> Vec<(usize, ValueId)> {
+    let mut ratios: Vec<usize> = s.ratios.iter().copied().filter(|&r| r > 0).collect();
+    ratios.sort_unstable();
+    ratios.dedup();
+    let rope = |ratio| {
+        let start = b.window_start(positions, ratio);
+        (ratio, b.rope_table(start, table.clone()))
+    };
+    ratios.into_iter().map(rope).collect()
+}
+
+/// Rotation by the same angles the other way.
+fn backwards(table: &RopeTable) -> RopeTable {
+    RopeTable { inv_freq: table.inv_freq.iter().map(|f| -f).collect(), ..table.clone() }
+}

@@ -1,0 +1,135 @@
+"""Tiny DeepSeek V4: two layers with a window only, two with overlapping compressed windows of 4 and an indexer, one with
+windows of 128.
+
+Every branch binds: the sequence is longer than the window (32), than two windows of 128 and than what the indexer keeps
+(8 compressed rows of 72); the first two layers' experts depend on the token; the SwiGLU limit clips; sinks, biases and
+hyper-connection weights are not trivial. 32 index heads make a score of exactly zero, and with it a tie, unlikely.
+
+The checkpoint is written under the names of the published ones, which transformers changes on loading and on saving.
+"""
+import hashlib
+import json
+import os
+
+import torch
+from safetensors.torch import save_file
+from transformers import DynamicCache
+from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4ForCausalLM
+
+import common
+
+EXPERTS, USED, TOP = 8, 2, 8
+YARN = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+PUBLISHED = dict(
+    vocab_size=131, hidden_size=64, moe_intermediate_size=48, num_hidden_layers=5, num_attention_heads=4,
+    num_key_value_heads=1, head_dim=32, qk_rope_head_dim=8, q_lora_rank=24, num_experts_per_tok=USED,
+    n_routed_experts=EXPERTS, n_shared_experts=1, scoring_func="sqrtsoftplus", norm_topk_prob=True,
+    routed_scaling_factor=1.5, max_position_embeddings=4096, rope_theta=10000.0, compress_rope_theta=160000.0,
+    compress_ratios=[0, 0, 4, 128, 4], num_hash_layers=2, hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6,
+    swiglu_limit=1.5, sliding_window=32, o_groups=2, o_lora_rank=16, index_n_heads=32, index_head_dim=16,
+    index_topk=TOP, num_nextn_predict_layers=0, rms_norm_eps=1e-6)
+WHOLE = {
+    "embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight", "hc_head.hc_fn": "hc_head_fn",
+    "hc_head.hc_base": "hc_head_base", "hc_head.hc_scale": "hc_head_scale"}
+PIECES = [
+    (".self_attn.compressor.indexer.scorer.weights_proj", ".attn.indexer.weights_proj"),
+    (".self_attn.compressor.indexer.q_b_proj", ".attn.indexer.wq_b"),
+    (".self_attn.compressor.indexer.", ".attn.indexer.compressor."), (".self_attn.", ".attn."), (".mlp.", ".ffn."),
+    (".input_layernorm.", ".attn_norm."), (".post_attention_layernorm.", ".ffn_norm."), (".attn_hc.", ".hc_attn_"),
+    (".ffn_hc.", ".hc_ffn_"), (".q_a_proj.", ".wq_a."), (".q_a_norm.", ".q_norm."), (".q_b_proj.", ".wq_b."),
+    (".o_a_proj.", ".wo_a."), (".o_b_proj.", ".wo_b."), (".sinks", ".attn_sink"), (".position_bias", ".ape"),
+    ("compressor.kv_norm.", "compressor.norm."), (".compressor.gate_proj.", ".compressor.wgate."),
+    (".kv_proj.", ".wkv."), ("gate.e_score_correction_bias", "gate.bias"), ("shared_experts.gate_proj", "shared_experts.w1"),
+    ("shared_experts.down_proj", "shared_experts.w2"), ("shared_experts.up_proj", "shared_experts.w3")]
+
+
+def special(name, tensor, generator):
+    """Values for which biases and sinks show; `None` leaves the common rule."""
+    sizes = {"e_score_correction_bias": 0.3, "sinks": 1, "position_bias": 1, ".base": 0.5, "hc_base": 0.5}
+    for end, size in sizes.items():
+        if name.endswith(end):
+            return size * torch.randn(tensor.shape, generator=generator)
+    if name.endswith((".scale", "hc_scale")):
+        return 1 + 0.2 * torch.randn(tensor.shape, generator=generator)
+    return None
+
+
+def choose_experts_by_token(model, seed):
+    """Different experts for each token."""
+    for name, table in model.state_dict().items():
+        if name.endswith("tid2eid"):
+            digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+            rows = [torch.randperm(EXPERTS, generator=generator)[:USED] for _ in range(table.shape[0])]
+            table.copy_(torch.stack(rows))
+
+
+def published(state):
+    """Tensors under the names of published checkpoints, one per expert."""
+    out = {}
+    for name, x in state.items():
+        name = name.removeprefix("model.")
+        for old, new in [] if name in WHOLE else PIECES:
+            name = name.replace(old, new)
+        name = WHOLE.get(name, name)
+        if name.endswith("experts.gate_up_proj"):
+            for e in range(EXPERTS):
+                for part, half in zip(["w1", "w3"], x[e].chunk(2, 0)):
+                    out[name.replace("gate_up_proj", f"{e}.{part}.weight")] = half
+        elif name.endswith("experts.down_proj"):
+            for e in range(EXPERTS):
+                out[name.replace("down_proj", f"{e}.w2.weight")] = x[e]
+        else:
+            out[name] = x.to(torch.int64) if name.endswith("tid2eid") else x
+    return {name: x.clone().contiguous() for name, x in out.items()}
+
+
+def gap(scores, k):
+    """Smallest gap between the k-th and the next of a row's finite scores."""
+    ranked = scores.flatten(0, -2).sort(dim=-1, descending=True).values
+    gaps = ranked[:, k - 1] - ranked[:, k]
+    return float(gaps[gaps.isfinite()].min())
+
+
+def watch_gaps(model, gaps, length):
+    """Records how close refused experts and compressed rows come to chosen ones, in runs of the whole sequence."""
+
+    def router(module, inputs, output):
+        if output[0].shape[0] == length:
+            scores = torch.nn.functional.softplus(output[0]).sqrt() + module.e_score_correction_bias
+            gaps["router"].append(gap(scores, USED))
+
+    def index(module, inputs, output):
+        if output.shape[1] == length:
+            complete = (torch.arange(length) + 1) // 4
+            late = torch.arange(output.shape[-1])[None] >= complete[:, None]
+            gaps["index"].append(gap(output.masked_fill(late[None], float("-inf")), TOP))
+
+    for name, module in model.named_modules():
+        if name.endswith("mlp.gate") and hasattr(module, "e_score_correction_bias"):
+            module.register_forward_hook(router)
+        if name.endswith("indexer.scorer"):
+            module.register_forward_hook(index)
+
+
+a = common.args("deepseek_v4", length=290, decode=20, seed=3)
+config = DeepseekV4Config(**PUBLISHED, rope_scaling={"rope_type": "yarn", **YARN})
+config._attn_implementation = "eager"
+config._experts_implementation = "eager"
+model = DeepseekV4ForCausalLM(config).eval()
+with torch.no_grad():
+    common.randomise(model, a.seed, special)
+    choose_experts_by_token(model, a.seed)
+gaps = {"router": [], "index": []}
+watch_gaps(model, gaps, a.len)
+ids = common.ids_for(131, a.len, a.seed)
+pick = lambda name: common.modules(name) or name.endswith("compressor.indexer")
+out, report = common.run(model, ids, a.decode, a.chunk, lambda: DynamicCache(config=config), pick)
+report["margins"] = {kind: min(found) for kind, found in gaps.items()}
+common.finish(a.out, model, out, report, ids)
+save_file(published(model.state_dict()), os.path.join(a.out, "model.safetensors"))
+with open(os.path.join(a.out, "config.json"), "w") as f:
+    json.dump({"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"], **PUBLISHED,
+               "tie_word_embeddings": False, "rope_scaling": YARN}, f, indent=1)
+    f.write("\n")
