@@ -26,6 +26,7 @@ fn mixer(op: &Op) -> Option<&'static str> {
     match op {
         Op::Attend(_) => Some("attention"),
         Op::AttendBlocks(_) => Some("block-sparse attention"),
+        Op::AttendWindow(_) => Some("attention to a window and compressed rows"),
         Op::DeltaRule(d) if d.per_channel => Some("Kimi delta attention"),
         Op::DeltaRule(_) => Some("gated DeltaNet"),
         _ => None,
