@@ -7,9 +7,10 @@ use std::collections::HashMap;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Input, Node, Output, StateId, Value, ValueId, WeightDecl, WeightId};
-use crate::op::{
-    Act, Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolGated,
-    PoolKeys, Rope, RopeStyle, RopeTable, Router, Slice, Streams,
+use crate::op::Op;
+use crate::payload::{
+    Act, Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, PoolGated, PoolKeys,
+    Rope, RopeStyle, RopeTable, Router, Slice, Streams,
 };
 use crate::state::StateDecl;
 use crate::types::{DType, ValueType};

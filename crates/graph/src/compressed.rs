@@ -1,7 +1,7 @@
 //! Payloads of attention over a window of rows and compressed rows (DeepSeek V4): compression of windows,
 //! and attention with a sink per head; and of its routing. The operations are in `op`.
 
-use crate::op::{Attend, Scoring};
+use crate::payload::{Attend, Scoring};
 
 /// Compression of whole windows of `ratio` rows into one: per channel the sum of the rows weighted by the
 /// softmax of their gates, to which a bias per place in the window is added. A row that completes a window

@@ -14,6 +14,7 @@ mod fusion;
 mod graph;
 mod op;
 mod operands;
+mod payload;
 mod place;
 mod state;
 mod types;
@@ -26,8 +27,9 @@ pub use graph::{
     Graph, HeadRows, Input, Node, NodeId, Output, StateId, Value, ValueId, WeightDecl, WeightId, WeightMap,
     WeightUse,
 };
-pub use op::{
-    Act, ActKind, Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolGated,
+pub use op::Op;
+pub use payload::{
+    Act, ActKind, Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, PoolGated,
     PoolKeys, Rope, RopeStyle, RopeTable, Router, Scoring, Slice, Streams,
 };
 pub use place::{DeviceId, DeviceKind};

@@ -3,9 +3,10 @@
 mod compressed;
 
 use crate::graph::WeightDecl;
-use crate::op::{
-    Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, Op, PoolGated, PoolKeys,
-    Rope, Router, Slice, Streams,
+use crate::op::Op;
+use crate::payload::{
+    Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, PoolGated, PoolKeys, Rope,
+    Router, Slice, Streams,
 };
 use crate::state::{StateDecl, StateKind};
 use crate::types::{DType, Dim, Shape, ValueType};

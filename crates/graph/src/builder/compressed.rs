@@ -3,7 +3,8 @@
 use super::GraphBuilder;
 use crate::compressed::{AttendWindow, Compress, ExpertWeights, StorePart};
 use crate::graph::{StateId, ValueId, WeightId};
-use crate::op::{Op, Rope, RopeStyle};
+use crate::op::Op;
+use crate::payload::{Rope, RopeStyle};
 
 impl GraphBuilder {
     /// Compressed rows of the windows that this step completes; `slots` are `state_from` and `state_to`.
