@@ -74,7 +74,8 @@ fn auto_without_a_head_is_off() {
 }
 
 fn nano_next() -> String {
-    std::env::var("MINFER_NANO_NEXT_DIR").expect("MINFER_NANO_NEXT_DIR names the model")
+    let dir = std::env::var("MINFER_NANO_NEXT_DIR").expect("MINFER_NANO_NEXT_DIR names the model");
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(dir).display().to_string()
 }
 
 #[track_caller]

@@ -7,7 +7,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{Golden, argmax, cpu, data, max_difference, open};
+use common::{Golden, argmax, cpu, data, max_difference, open, path_from_env};
 use minfer_cpu::Isa;
 use minfer_engine::{
     Checkpoint, Engine, EngineOptions, Finish, Generate, KvFormat, Message, SamplerOptions, Speculate, Text,
@@ -122,8 +122,7 @@ fn head_equals_the_reference() {
 }
 
 fn nano_next() -> PathBuf {
-    let text = std::env::var("MINFER_NANO_NEXT_DIR");
-    PathBuf::from(text.expect("set MINFER_NANO_NEXT_DIR, for example to ../shared/models/nano-next"))
+    path_from_env("MINFER_NANO_NEXT_DIR")
 }
 
 /// The model's residual streams of every token of a prompt, `[tokens, width]`.

@@ -6,10 +6,10 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use common::parts::{Inputs, executor, integers, nodes, rows_stand_alone, tap, visible};
-use common::{Golden, argmax, cpu, data, logits_in_chunks, max_difference, open, options};
+use common::{Golden, argmax, cpu, data, logits_in_chunks, max_difference, open, options, path_from_env};
 use minfer_cpu::Isa;
 use minfer_engine::{Checkpoint, Chunk, Engine, EngineOptions, KvFormat, Outs};
 use minfer_graph::{Bind, Graph, Op};
@@ -168,9 +168,9 @@ fn rows_do_not_depend_on_the_batch() {
 }
 
 fn nano_next() -> (Golden, Engine) {
-    let dir = std::env::var("MINFER_NANO_NEXT_DIR").expect("MINFER_NANO_NEXT_DIR");
-    let golden = Golden::open(&Path::new(&dir).join("golden.safetensors"));
-    let model = Checkpoint::open(Path::new(&dir)).unwrap();
+    let dir = path_from_env("MINFER_NANO_NEXT_DIR");
+    let golden = Golden::open(&dir.join("golden.safetensors"));
+    let model = Checkpoint::open(&dir).unwrap();
     let options = EngineOptions {
         kv_format: KvFormat::F32,
         context: Some(512),

@@ -4,16 +4,9 @@
 
 mod common;
 
-use std::path::PathBuf;
-
-use common::{Golden, argmax, data, logits_in_chunks, max_difference, open, options};
+use common::{Golden, argmax, data, logits_in_chunks, max_difference, open, options, path_from_env};
 use minfer_engine::{Checkpoint, Engine, Text};
 use serde_json::Value as Json;
-
-fn path_from_env(name: &str) -> PathBuf {
-    let text = std::env::var(name).unwrap_or_else(|_| panic!("set {name}; see the comment above this test"));
-    PathBuf::from(text)
-}
 
 fn numbers(v: &Json) -> Vec<f32> {
     v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()

@@ -8,13 +8,12 @@
 mod common;
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 use std::sync::Mutex;
 
 use common::flaky::{Fault, Switch};
 use common::schedule::{CONTEXT, LIVE, Move, Part, Setup, Straight, bits, hybrid, ids, schedule, setup};
 use common::tiny::Tiny;
-use common::{cpu, open};
+use common::{cpu, open, path_from_env};
 use minfer_cpu::Isa;
 use minfer_engine::{Checkpoint, Chunk, Engine, EngineError, EngineOptions, KvFormat, Outs, SequenceId};
 use minfer_format::BlockType;
@@ -462,8 +461,7 @@ fn windows_leave_checkpoints() {
 #[test]
 #[ignore = "needs MINFER_NANO_NEXT_DIR"]
 fn an_edit_of_a_trained_models_prompt() {
-    let dir = std::env::var("MINFER_NANO_NEXT_DIR").expect("MINFER_NANO_NEXT_DIR");
-    let model = Checkpoint::open(Path::new(&dir)).unwrap();
+    let model = Checkpoint::open(&path_from_env("MINFER_NANO_NEXT_DIR")).unwrap();
     let options = || EngineOptions {
         context: Some(512),
         max_rows: 512,

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use common::json;
@@ -141,8 +141,8 @@ fn long_conversations_render() {
 #[test]
 #[ignore = "needs MINFER_VOCAB_DIR, made by scripts/fetch-tokenizer-vectors.sh"]
 fn llama_cpp_templates() {
-    let dir =
-        PathBuf::from(std::env::var_os("MINFER_VOCAB_DIR").expect("MINFER_VOCAB_DIR")).join("templates");
+    let dir = std::env::var_os("MINFER_VOCAB_DIR").expect("MINFER_VOCAB_DIR");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(dir).join("templates");
     let expected: Option<Value> =
         std::fs::read(dir.join("expected.json")).ok().map(|bytes| serde_json::from_slice(&bytes).unwrap());
     let mut paths: Vec<PathBuf> =

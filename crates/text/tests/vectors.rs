@@ -278,7 +278,8 @@ fn is_normal(text: &str) -> bool {
 #[test]
 #[ignore = "needs MINFER_VOCAB_DIR, made by scripts/fetch-tokenizer-vectors.sh"]
 fn llama_cpp_vocabularies() {
-    let dir = PathBuf::from(std::env::var_os("MINFER_VOCAB_DIR").expect("MINFER_VOCAB_DIR"));
+    let dir = std::env::var_os("MINFER_VOCAB_DIR").expect("MINFER_VOCAB_DIR");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(dir);
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|e| e == "gguf"));

@@ -19,6 +19,13 @@ pub fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data").join(path)
 }
 
+/// The file or folder that an environment variable names, relative to the repository as the README's commands are.
+pub fn path_from_env(name: &str) -> PathBuf {
+    let path =
+        std::env::var_os(name).unwrap_or_else(|| panic!("set {name}; see the comment above this test"));
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
 pub fn cpu(threads: usize, isa: Isa) -> Vec<Arc<dyn Device>> {
     vec![Arc::new(CpuDevice::new(threads, isa).unwrap())]
 }
