@@ -11,9 +11,8 @@
 mod sizes;
 
 use minfer_graph::{
-    Act, ActKind, Attend, AttendWindow, Clamp, Compress, Dim, ExpertWeights, Graph, GraphBuilder, HyperMix,
-    IndexSelect, Norm, Op, RopeTable, Router, Scoring, StateDecl, StateId, StateKind, StorePart, Streams,
-    ValueId, ValueType, WeightId,
+    Attend, AttendWindow, Compress, ExpertWeights, Graph, GraphBuilder, HyperMix, IndexSelect, Norm, Op,
+    RopeTable, Router, Scoring, StateId, StorePart, Streams, ValueId,
 };
 
 use crate::Model;
@@ -21,6 +20,7 @@ use crate::checkpoint::{Checkpoint, Names};
 use crate::decoder::EMBED_BARE;
 use crate::error::ModelError;
 use crate::hyper::{Hyper, text_config};
+use crate::parts::{Parts, SIGMOID};
 use crate::rope;
 use sizes::{SPARSE, Sizes};
 
@@ -69,6 +69,8 @@ struct Compressor {
     gate: Names,
     bias: Names,
     norm: Names,
+    /// Name of the state that holds the open window.
+    open: &'static str,
 }
 
 const ROWS: Compressor = Compressor {
@@ -76,12 +78,14 @@ const ROWS: Compressor = Compressor {
     gate: ("attn_compressor_gate", "attn.compressor.wgate"),
     bias: ("attn_compressor_ape.weight", "attn.compressor.ape"),
     norm: ("attn_compressor_norm", "attn.compressor.norm"),
+    open: "compress",
 };
 const INDEX_ROWS: Compressor = Compressor {
     kv: ("indexer_compressor_kv", "attn.indexer.compressor.wkv"),
     gate: ("indexer_compressor_gate", "attn.indexer.compressor.wgate"),
     bias: ("indexer_compressor_ape.weight", "attn.indexer.compressor.ape"),
     norm: ("indexer_compressor_norm", "attn.indexer.compressor.norm"),
+    open: "compress_index",
 };
 
 const FFN_NORM: Names = ("ffn_norm", "ffn_norm");
@@ -115,13 +119,13 @@ impl Model for DeepseekV4 {
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
         let (mut step, mut h) = Step::start(ck, self, page_table)?;
         for layer in 0..self.hyper.layers {
-            step.enter(layer);
+            step.p.enter(layer);
             let (x, mix) = step.read(h, &ATTN_MIXER)?;
-            let x = step.norm(x, ATTN_NORM, self.hyper.hidden)?;
+            let x = step.p.norm(x, ATTN_NORM, self.hyper.hidden)?;
             let y = step.attention(x)?;
             h = step.write(h, y, mix);
             let (x, mix) = step.read(h, &FFN_MIXER)?;
-            let x = step.norm(x, FFN_NORM, self.hyper.hidden)?;
+            let x = step.p.norm(x, FFN_NORM, self.hyper.hidden)?;
             let y = step.moe(x)?;
             h = step.write(h, y, mix);
         }
@@ -140,17 +144,8 @@ struct Tables {
 
 /// The graph of a step under construction.
 struct Step<'a> {
-    b: GraphBuilder,
-    ck: &'a Checkpoint,
+    p: Parts<'a>,
     m: &'a DeepseekV4,
-    layer: usize,
-    tokens: ValueId,
-    slots: ValueId,
-    /// Positions, start of each row's page list, page lists.
-    tables: [ValueId; 3],
-    /// Slots that recurrent state is read from and written to.
-    state: [ValueId; 2],
-    out_rows: ValueId,
     /// Layers without and with compressed rows.
     rope: [Tables; 2],
     /// For each ratio the rotation at the first position of each row's window.
@@ -164,45 +159,33 @@ impl<'a> Step<'a> {
         m: &'a DeepseekV4,
         page_table: usize,
     ) -> Result<(Step<'a>, ValueId), ModelError> {
-        let (mut b, h, s) = (GraphBuilder::new(), &m.hyper, &m.sizes);
-        let mut per_row = |name| b.input(name, ValueType::i32(Dim::Rows, []));
-        let (tokens, positions) = (per_row("tokens"), per_row("positions"));
-        let (slots, table_at) = (per_row("slots"), per_row("table_at"));
-        let state = [per_row("state_from"), per_row("state_to")];
-        let pages = b.input("pages", ValueType::i32(Dim::Const(page_table), []));
-        let out_rows = b.input("out_rows", ValueType::i32(Dim::Outs, []));
-        let embedding = b.weight(ck.weight(EMBED_BARE, None, "weight", &[h.vocab, h.hidden])?);
-        let x = b.embed(tokens, embedding);
-        let x = b.streams(Op::Repeat, Streams { n: s.streams, scale: 1.0 }, &[x], "streams");
+        let (h, s) = (&m.hyper, &m.sizes);
+        let mut p = Parts::new(ck, h, page_table);
+        let (x, _) = p.embed(EMBED_BARE, h)?;
+        let x = p.b.streams(Op::Repeat, Streams { n: s.streams, scale: 1.0 }, &[x], "streams");
         let plain = rope::table(h.rope_theta, h.rope_dims, &h.scaling);
         let compressed = rope::table(s.compress_theta, h.rope_dims, &s.compress_scaling);
-        let window_ropes = window_ropes(&mut b, s, positions, &compressed);
+        let positions = p.positions();
+        let window_ropes = window_ropes(&mut p.b, s, positions, &compressed);
         let rope = [plain, compressed].map(|table| Tables {
-            back: b.rope_table(positions, backwards(&table)),
-            forward: b.rope_table(positions, table),
+            back: p.b.rope_table(positions, backwards(&table)),
+            forward: p.b.rope_table(positions, table),
         });
-        let tables = [positions, table_at, pages];
-        let step = Step { b, ck, m, layer: 0, tokens, slots, tables, state, out_rows, rope, window_ropes };
-        Ok((step, x))
-    }
-
-    fn enter(&mut self, layer: usize) {
-        self.layer = layer;
-        self.b.set_layer(Some(layer as u32));
+        Ok((Step { p, m, rope, window_ropes }, x))
     }
 
     /// What a sublayer sees of the streams `h`, and how its result is written back: weights of the streams, and
     /// the matrix that mixes them.
     fn read(&mut self, h: ValueId, mixer: &Mixer) -> Result<(ValueId, [ValueId; 2]), ModelError> {
         let s = &self.m.sizes;
-        let (n, layer) = (s.streams, Some(self.layer));
+        let (n, layer) = (s.streams, self.p.layer());
         let width = (2 + n) * n;
         let m = self.mixer_input(h, mixer, layer, width)?;
-        let weight = self.ck.joined(&[(mixer.base, "", width), (mixer.scale, "", 3)], layer, &[])?;
-        let weight = self.b.weight(weight);
+        let weight = self.p.ck.joined(&[(mixer.base, "", width), (mixer.scale, "", 3)], layer, &[])?;
+        let weight = self.p.b.weight(weight);
         let mix = HyperMix { n, iterations: s.sinkhorn, eps: s.hyper_eps };
-        let [pre, post, comb] = self.b.hyper_mix(m, weight, mix);
-        let x = self.b.streams(Op::StreamWeightedSum, Streams { n, scale: 1.0 }, &[h, pre], "mixed");
+        let [pre, post, comb] = self.p.b.hyper_mix(m, weight, mix);
+        let x = self.p.b.streams(Op::StreamWeightedSum, Streams { n, scale: 1.0 }, &[h, pre], "mixed");
         Ok((x, [post, comb]))
     }
 
@@ -215,32 +198,32 @@ impl<'a> Step<'a> {
         n: usize,
     ) -> Result<ValueId, ModelError> {
         let width = self.m.sizes.streams * self.m.hyper.hidden;
-        let normed = self.b.unit_norm(h, Norm { eps: self.m.hyper.norm_eps, group: width });
-        let project = self.b.weight(self.ck.weight(mixer.project, layer, "", &[n, width])?);
-        Ok(self.b.matmul(normed, project, "mixer"))
+        let normed = self.p.b.unit_norm(h, Norm { eps: self.m.hyper.norm_eps, group: width });
+        let project = self.p.b.weight(self.p.ck.weight(mixer.project, layer, "", &[n, width])?);
+        Ok(self.p.b.matmul(normed, project, "mixer"))
     }
 
     /// Mixes the streams and adds a sublayer's result to each.
     fn write(&mut self, h: ValueId, y: ValueId, [post, comb]: [ValueId; 2]) -> ValueId {
         let streams = Streams { n: self.m.sizes.streams, scale: 1.0 };
-        self.b.streams(Op::StreamMix, streams, &[h, y, post, comb], "streams")
+        self.p.b.streams(Op::StreamMix, streams, &[h, y, post, comb], "streams")
     }
 
     /// Attention of `x [rows, hidden]`, projected back.
     fn attention(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
-        let (h, s, ratio) = (&self.m.hyper, &self.m.sizes, self.m.sizes.ratios[self.layer]);
+        let (h, s, ratio) = (&self.m.hyper, &self.m.sizes, self.m.sizes.ratios[self.p.number()]);
         let (dim, width) = (h.head_dim, h.heads * h.head_dim);
         let rope = self.rope[usize::from(ratio > 0)];
-        let low = self.linear(x, Q_DOWN, [s.q_rank, h.hidden], "q_low")?;
-        let low = self.norm(low, Q_NORM, s.q_rank)?;
-        let q = self.linear(low, Q_UP, [width, s.q_rank], "q")?;
-        let q = self.b.unit_norm(q, Norm { eps: h.norm_eps, group: dim });
-        let q = self.b.rope_tail(q, rope.forward, dim);
-        let kv = self.linear(x, KV, [dim, h.hidden], "kv")?;
-        let kv = self.norm(kv, KV_NORM, dim)?;
-        let kv = self.b.rope_tail(kv, rope.forward, dim);
+        let low = self.p.linear(x, Q_DOWN, [s.q_rank, h.hidden], "q_low")?;
+        let low = self.p.norm(low, Q_NORM, s.q_rank)?;
+        let q = self.p.linear(low, Q_UP, [width, s.q_rank], "q")?;
+        let q = self.p.b.unit_norm(q, Norm { eps: h.norm_eps, group: dim });
+        let q = self.p.b.rope_tail(q, rope.forward, dim);
+        let kv = self.p.linear(x, KV, [dim, h.hidden], "kv")?;
+        let kv = self.p.norm(kv, KV_NORM, dim)?;
+        let kv = self.p.b.rope_tail(kv, rope.forward, dim);
         let state = self.kv_state(ratio);
-        self.b.store_part(kv, self.tables[0], self.slots, state, StorePart { part: 0, every: 1 });
+        self.p.b.store_part(kv, self.p.positions(), self.p.slots, state, StorePart { part: 0, every: 1 });
         let mut chosen = None;
         if ratio > 0 {
             self.compress(x, &ROWS, dim, state, 1)?;
@@ -249,11 +232,11 @@ impl<'a> Step<'a> {
             self.compress(x, &INDEX_ROWS, s.index_dim, state, 2)?;
             chosen = Some(self.choose(x, low, state)?);
         }
-        let sinks = self.weight(SINKS, "", &[h.heads])?;
+        let sinks = self.p.weight(SINKS, "", &[h.heads])?;
         let attend = Attend { heads: h.heads, kv_heads: 1, scale: 1.0 / (dim as f32).sqrt(), v_part: 0 };
         let attend = AttendWindow { attend, window: s.window, ratio };
-        let y = self.b.attend_window(q, self.tables, chosen, sinks, state, attend);
-        let y = self.b.rope_tail(y, rope.back, dim);
+        let y = self.p.b.attend_window(q, self.p.tables, chosen, sinks, state, attend);
+        let y = self.p.b.rope_tail(y, rope.back, dim);
         self.project_out(y)
     }
 
@@ -265,9 +248,7 @@ impl<'a> Step<'a> {
             SPARSE => vec![dim, dim, self.m.sizes.index_dim],
             _ => vec![dim, dim],
         };
-        let layer = self.layer;
-        let kind = StateKind::Paged { widths };
-        self.b.state(StateDecl { name: format!("kv.{layer}"), layer: layer as u32, kind })
+        self.p.paged("kv", widths)
     }
 
     /// Compresses windows of `x` into rows of `dim` numbers, and keeps those in a part of `state`.
@@ -279,49 +260,46 @@ impl<'a> Step<'a> {
         state: StateId,
         part: usize,
     ) -> Result<(), ModelError> {
-        let (hidden, ratio) = (self.m.hyper.hidden, self.m.sizes.ratios[self.layer]);
+        let (hidden, ratio) = (self.m.hyper.hidden, self.m.sizes.ratios[self.p.number()]);
         let compress = Compress { ratio, overlap: ratio == SPARSE };
         let width = compress.parts() * dim;
-        let kv = self.linear(x, c.kv, [width, hidden], "compress_kv")?;
-        let gate = self.linear(x, c.gate, [width, hidden], "compress_gate")?;
-        let bias = self.weight(c.bias, "", &[ratio, width])?;
-        let open = self.b.state(StateDecl {
-            name: format!("compress.{}.{part}", self.layer),
-            layer: self.layer as u32,
-            kind: StateKind::Recurrent { width: compress.tail() * 2 * width },
-        });
-        let positions = self.tables[0];
-        let row = self.b.compress([kv, gate, positions], self.state, bias, open, compress);
-        let row = self.norm(row, c.norm, dim)?;
+        let kv = self.p.linear(x, c.kv, [width, hidden], "compress_kv")?;
+        let gate = self.p.linear(x, c.gate, [width, hidden], "compress_gate")?;
+        let bias = self.p.weight(c.bias, "", &[ratio, width])?;
+        let open = self.p.recurrent(c.open, compress.tail() * 2 * width);
+        let positions = self.p.positions();
+        let slots = self.p.state_slots();
+        let row = self.p.b.compress([kv, gate, positions], slots, bias, open, compress);
+        let row = self.p.norm(row, c.norm, dim)?;
         // `start` has a table for every ratio of the model.
         let table = self.window_ropes.iter().find(|(r, _)| *r == ratio).map_or(positions, |(_, t)| *t);
-        let row = self.b.rope_tail(row, table, dim);
-        self.b.store_part(row, positions, self.slots, state, StorePart { part, every: ratio });
+        let row = self.p.b.rope_tail(row, table, dim);
+        self.p.b.store_part(row, positions, self.p.slots, state, StorePart { part, every: ratio });
         Ok(())
     }
 
     /// Compressed rows that the indexer chooses for each row, from `x` and the query's low-rank form.
     fn choose(&mut self, x: ValueId, low: ValueId, state: StateId) -> Result<ValueId, ModelError> {
         let (h, s) = (&self.m.hyper, &self.m.sizes);
-        let q = self.linear(low, INDEX_Q, [s.index_heads * s.index_dim, s.q_rank], "index_q")?;
-        let q = self.b.rope_tail(q, self.rope[1].forward, s.index_dim);
-        let weights = self.linear(x, INDEX_WEIGHTS, [s.index_heads, h.hidden], "index_weights")?;
+        let q = self.p.linear(low, INDEX_Q, [s.index_heads * s.index_dim, s.q_rank], "index_q")?;
+        let q = self.p.b.rope_tail(q, self.rope[1].forward, s.index_dim);
+        let weights = self.p.linear(x, INDEX_WEIGHTS, [s.index_heads, h.hidden], "index_weights")?;
         let scale = 1.0 / ((s.index_heads * s.index_dim) as f32).sqrt();
         let select =
             IndexSelect { heads: s.index_heads, block: SPARSE, top: s.top, pooled: 2, scale, weighted: true };
-        Ok(self.b.index_select(q, self.tables, Some(weights), state, select))
+        Ok(self.p.b.index_select(q, self.p.tables, Some(weights), state, select))
     }
 
     /// The output projection: low rank by groups of heads, then dense.
     fn project_out(&mut self, y: ValueId) -> Result<ValueId, ModelError> {
         let (h, s) = (&self.m.hyper, &self.m.sizes);
         let (k, width) = (h.heads * h.head_dim / s.groups, s.groups * s.o_rank);
-        let mut down = self.ck.weight(O_DOWN, Some(self.layer), "weight", &[width, k])?;
+        let mut down = self.p.ck.weight(O_DOWN, self.p.layer(), "weight", &[width, k])?;
         // The file has the groups' rows one after the other.
         down.shape = vec![s.groups, s.o_rank, k];
-        let down = self.b.weight(down);
-        let low = self.b.head_matmul(y, down, "out_low");
-        self.linear(low, O_UP, [h.hidden, width], "attn_out")
+        let down = self.p.b.weight(down);
+        let low = self.p.b.head_matmul(y, down, "out_low");
+        self.p.linear(low, O_UP, [h.hidden, width], "attn_out")
     }
 
     /// Mixture of experts, and a shared expert.
@@ -329,99 +307,57 @@ impl<'a> Step<'a> {
         let (hidden, s) = (self.m.hyper.hidden, &self.m.sizes);
         let (ids, weights) = self.route(x)?;
         let (count, ffn) = (self.m.experts(), self.m.hyper.ffn);
-        let gate = self.experts(x, ids, GATE_EXPERTS, [count, ffn, hidden], "gate")?;
-        let up = self.experts(x, ids, UP_EXPERTS, [count, ffn, hidden], "up")?;
-        let inner = self.swiglu(gate, up);
-        let down = self.experts(inner, ids, DOWN_EXPERTS, [count, hidden, ffn], "down")?;
-        let chosen = self.b.combine_experts(down, weights);
-        let gate = self.linear(x, SHARED_GATE, [s.shared_ffn, hidden], "shared_gate")?;
-        let up = self.linear(x, SHARED_UP, [s.shared_ffn, hidden], "shared_up")?;
-        let inner = self.swiglu(gate, up);
-        let shared = self.linear(inner, SHARED_DOWN, [hidden, s.shared_ffn], "shared_out")?;
-        Ok(self.b.add(chosen, shared))
+        let gate = self.p.experts(x, ids, GATE_EXPERTS, [count, ffn, hidden], "gate")?;
+        let up = self.p.experts(x, ids, UP_EXPERTS, [count, ffn, hidden], "up")?;
+        let inner = self.p.bounded_swiglu(gate, up, s.swiglu_limit);
+        let down = self.p.experts(inner, ids, DOWN_EXPERTS, [count, hidden, ffn], "down")?;
+        let chosen = self.p.b.combine_experts(down, weights);
+        let gate = self.p.linear(x, SHARED_GATE, [s.shared_ffn, hidden], "shared_gate")?;
+        let up = self.p.linear(x, SHARED_UP, [s.shared_ffn, hidden], "shared_up")?;
+        let inner = self.p.bounded_swiglu(gate, up, s.swiglu_limit);
+        let shared = self.p.linear(inner, SHARED_DOWN, [hidden, s.shared_ffn], "shared_out")?;
+        Ok(self.p.b.add(chosen, shared))
     }
 
     /// Experts of each row and their weights.
     fn route(&mut self, x: ValueId) -> Result<(ValueId, ValueId), ModelError> {
         let (h, s, count) = (&self.m.hyper, &self.m.sizes, self.m.experts());
         let used = h.experts.as_ref().map_or(0, |e| e.used);
-        let logits = self.linear(x, ROUTER, [count, h.hidden], "router_logits")?;
+        // Its bias takes part in the choice only.
+        let router = self.p.weight(ROUTER, "weight", &[count, h.hidden])?;
+        let logits = self.p.b.matmul(x, router, "router_logits");
         let (scoring, scale) = (Scoring::SqrtSoftplus, s.routed_scale);
-        if self.layer >= s.hash_layers {
-            let bias = self.weight(ROUTER_BIAS, "bias", &[count])?;
+        if self.p.number() >= s.hash_layers {
+            let bias = self.p.weight(ROUTER_BIAS, "bias", &[count])?;
             let router = Router { scoring, top_k: used, renormalise: true, biased: true, scale };
-            return Ok(self.b.router(logits, Some(bias), router));
+            return Ok(self.p.b.router(logits, Some(bias), router));
         }
-        let table = self.ck.ids(TOKEN_EXPERTS, Some(self.layer), [h.vocab, used])?;
-        let table = self.b.weight(table);
-        let ids = self.b.gather_ids(self.tokens, table);
-        Ok((ids, self.b.expert_weights(logits, ids, ExpertWeights { scoring, scale })))
-    }
-
-    /// `silu(min(gate, limit)) * clamp(up, -limit, limit)`.
-    fn swiglu(&mut self, gate: ValueId, up: ValueId) -> ValueId {
-        let high = self.m.sizes.swiglu_limit;
-        let gate = self.b.clamp(gate, Clamp { low: f32::NEG_INFINITY, high });
-        let up = self.b.clamp(up, Clamp { low: -high, high });
-        let gate = self.b.silu(gate);
-        self.b.mul(gate, up)
-    }
-
-    fn experts(
-        &mut self,
-        x: ValueId,
-        ids: ValueId,
-        names: Names,
-        shape: [usize; 3],
-        name: &str,
-    ) -> Result<ValueId, ModelError> {
-        let w = self.b.weight(self.ck.experts(names, self.layer, shape)?);
-        Ok(self.b.grouped_matmul(x, ids, w, name))
+        let table = self.p.ck.ids(TOKEN_EXPERTS, self.p.layer(), [h.vocab, used])?;
+        let table = self.p.b.weight(table);
+        let ids = self.p.b.gather_ids(self.p.tokens, table);
+        Ok((ids, self.p.b.expert_weights(logits, ids, ExpertWeights { scoring, scale })))
     }
 
     /// The rows whose logits are wanted: their streams become one, then norm and head.
     fn finish(mut self, h: ValueId) -> Result<Graph, ModelError> {
-        self.b.set_layer(None);
+        self.p.leave();
         let (hidden, n) = (self.m.hyper.hidden, self.m.sizes.streams);
-        let h = self.b.gather_rows(h, self.out_rows);
+        let h = self.p.b.gather_rows(h, self.p.out_rows);
         let m = self.mixer_input(h, &HEAD_MIXER, None, n)?;
-        let scale = self.b.weight(self.ck.weight(HEAD_MIXER.scale, None, "", &[1])?);
-        let base = self.b.weight(self.ck.weight(HEAD_MIXER.base, None, "", &[n])?);
-        let m = self.b.scale(m, scale);
-        let m = self.b.bias_add(m, base);
-        let weights = self.b.act(m, Act { kind: ActKind::Sigmoid, pre: 1.0, post: 1.0 });
-        let x = self.b.streams(Op::StreamWeightedSum, Streams { n, scale: 1.0 }, &[h, weights], "weighted");
+        let scale = self.p.b.weight(self.p.ck.weight(HEAD_MIXER.scale, None, "", &[1])?);
+        let base = self.p.b.weight(self.p.ck.weight(HEAD_MIXER.base, None, "", &[n])?);
+        let m = self.p.b.scale(m, scale);
+        let m = self.p.b.bias_add(m, base);
+        let weights = self.p.b.act(m, SIGMOID);
+        let x = self.p.b.streams(Op::StreamWeightedSum, Streams { n, scale: 1.0 }, &[h, weights], "weighted");
         // Each weight is a sigmoid plus epsilon.
         let rest = Streams { n, scale: self.m.sizes.hyper_eps };
-        let rest = self.b.streams(Op::StreamSum, rest, &[h], "rest");
-        let x = self.b.add(x, rest);
-        let norm = self.b.weight(self.ck.weight(OUTPUT_NORM, None, "weight", &[hidden])?);
-        let x = self.b.rms_norm(x, norm, self.m.hyper.norm_eps);
-        let head = self.b.weight(self.ck.weight(OUTPUT, None, "weight", &[self.m.hyper.vocab, hidden])?);
-        let logits = self.b.matmul(x, head, "logits");
-        self.b.output("logits", logits);
-        self.b.finish().map_err(|source| ModelError::Graph { source_name: self.ck.name(), source })
-    }
-
-    fn weight(&mut self, names: Names, suffix: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
-        let decl = self.ck.weight(names, Some(self.layer), suffix, shape)?;
-        Ok(self.b.weight(decl))
-    }
-
-    fn norm(&mut self, x: ValueId, names: Names, n: usize) -> Result<ValueId, ModelError> {
-        let w = self.weight(names, "weight", &[n])?;
-        Ok(self.b.rms_norm(x, w, self.m.hyper.norm_eps))
-    }
-
-    fn linear(
-        &mut self,
-        x: ValueId,
-        names: Names,
-        shape: [usize; 2],
-        name: &str,
-    ) -> Result<ValueId, ModelError> {
-        let w = self.weight(names, "weight", &shape)?;
-        Ok(self.b.matmul(x, w, name))
+        let rest = self.p.b.streams(Op::StreamSum, rest, &[h], "rest");
+        let x = self.p.b.add(x, rest);
+        let x = self.p.norm(x, OUTPUT_NORM, hidden)?;
+        let logits = self.p.linear(x, OUTPUT, [self.m.hyper.vocab, hidden], "logits")?;
+        self.p.b.output("logits", logits);
+        self.p.finish()
     }
 }
 

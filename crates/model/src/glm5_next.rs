@@ -11,9 +11,8 @@
 mod sizes;
 
 use minfer_graph::{
-    Act, ActKind, Attend, AttendBlocks, Clamp, Conv1d, Dim, Graph, GraphBuilder, HeadRows, IndexSelect, Norm,
-    Op, PoolGated, Router, Scoring, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightId,
-    WeightMap,
+    Act, Attend, AttendBlocks, Conv1d, Graph, HeadRows, IndexSelect, Norm, Op, PoolGated, Router, Scoring,
+    StateId, Streams, ValueId, WeightId, WeightMap,
 };
 
 use crate::Model;
@@ -21,6 +20,7 @@ use crate::checkpoint::{Checkpoint, Names};
 use crate::decoder::EMBED;
 use crate::error::ModelError;
 use crate::hyper::{Experts, Hyper, text_config};
+use crate::parts::{Parts, SIGMOID};
 use sizes::Sizes;
 
 const ARCH: &str = "glm5-next";
@@ -117,7 +117,7 @@ impl Model for Glm5Next {
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
         let (mut step, mut h) = Step::start(ck, self, page_table)?;
         for layer in 0..self.hyper.layers {
-            step.enter(layer);
+            step.p.enter(layer);
             let (x, write) = step.read(h, &ATTN_MIXER)?;
             let y = if self.sizes.attends[layer] { step.attention(x)? } else { step.delta_attention(x)? };
             h = step.write(h, y, write);
@@ -138,16 +138,8 @@ struct Write {
 
 /// The graph of a step under construction.
 struct Step<'a> {
-    b: GraphBuilder,
-    ck: &'a Checkpoint,
+    p: Parts<'a>,
     m: &'a Glm5Next,
-    layer: Option<usize>,
-    slots: ValueId,
-    /// Positions, start of each row's page list, page lists.
-    tables: [ValueId; 3],
-    /// Slots that recurrent state is read from and written to.
-    state: [ValueId; 2],
-    out_rows: ValueId,
 }
 
 impl<'a> Step<'a> {
@@ -157,24 +149,11 @@ impl<'a> Step<'a> {
         m: &'a Glm5Next,
         page_table: usize,
     ) -> Result<(Step<'a>, ValueId), ModelError> {
-        let (mut b, h) = (GraphBuilder::new(), &m.hyper);
-        let mut per_row = |name| b.input(name, ValueType::i32(Dim::Rows, []));
-        let (tokens, positions) = (per_row("tokens"), per_row("positions"));
-        let (slots, table_at) = (per_row("slots"), per_row("table_at"));
-        let state = [per_row("state_from"), per_row("state_to")];
-        let pages = b.input("pages", ValueType::i32(Dim::Const(page_table), []));
-        let out_rows = b.input("out_rows", ValueType::i32(Dim::Outs, []));
-        let embedding = b.weight(ck.weight(EMBED, None, "weight", &[h.vocab, h.hidden])?);
-        let x = b.embed(tokens, embedding);
-        let tables = [positions, table_at, pages];
-        let mut step = Step { b, ck, m, layer: None, slots, tables, state, out_rows };
-        let x = step.b.streams(Op::Repeat, step.streams(), &[x], "streams");
+        let mut p = Parts::new(ck, &m.hyper, page_table);
+        let (x, _) = p.embed(EMBED, &m.hyper)?;
+        let mut step = Step { p, m };
+        let x = step.p.b.streams(Op::Repeat, step.streams(), &[x], "streams");
         Ok((step, x))
-    }
-
-    fn enter(&mut self, layer: usize) {
-        self.layer = Some(layer);
-        self.b.set_layer(Some(layer as u32));
     }
 
     fn streams(&self) -> Streams {
@@ -185,20 +164,20 @@ impl<'a> Step<'a> {
     fn read(&mut self, h: ValueId, mixer: &Mixer) -> Result<(ValueId, Write), ModelError> {
         let (mix, hidden) = (self.m.sizes.mix, self.m.hyper.hidden);
         let group = mix.n * hidden;
-        let u = self.b.unit_norm(h, Norm { eps: self.m.hyper.norm_eps, group });
-        let function = self.weight(mixer.function, "", &[mix.width(), group])?;
-        let m = self.b.matmul(u, function, "mix_logits");
+        let u = self.p.b.unit_norm(h, Norm { eps: self.m.hyper.norm_eps, group });
+        let function = self.p.weight(mixer.function, "", &[mix.width(), group])?;
+        let m = self.p.b.matmul(u, function, "mix_logits");
         let parts = [(mixer.base, "", mix.width()), (mixer.scale, "", 3)];
-        let constants = self.ck.joined(&parts, self.layer, &[])?;
-        let constants = self.b.weight(constants);
-        let [pre, post, comb] = self.b.hyper_mix(m, constants, mix);
-        let x = self.b.streams(Op::StreamWeightedSum, self.streams(), &[h, pre], "mixed");
-        Ok((self.norm(x, mixer.norm, hidden)?, Write { post, comb }))
+        let constants = self.p.ck.joined(&parts, self.p.layer(), &[])?;
+        let constants = self.p.b.weight(constants);
+        let [pre, post, comb] = self.p.b.hyper_mix(m, constants, mix);
+        let x = self.p.b.streams(Op::StreamWeightedSum, self.streams(), &[h, pre], "mixed");
+        Ok((self.p.norm(x, mixer.norm, hidden)?, Write { post, comb }))
     }
 
     /// Adds a sublayer's result `y` to the mixed streams of `h`.
     fn write(&mut self, h: ValueId, y: ValueId, w: Write) -> ValueId {
-        self.b.streams(Op::StreamMix, self.streams(), &[h, y, w.post, w.comb], "streams")
+        self.p.b.streams(Op::StreamMix, self.streams(), &[h, y, w.post, w.comb], "streams")
     }
 
     /// Kimi delta attention of `x [rows, hidden]`: the delta rule with a decay for each key channel.
@@ -207,77 +186,80 @@ impl<'a> Step<'a> {
         let (width, heads) = (rule.v_heads * rule.v_dim, rule.v_heads);
         let mut parts = Vec::with_capacity(DELTA_QKV.len());
         for names in DELTA_QKV {
-            parts.push(self.linear(x, names, [width, hidden], "qkv")?);
+            parts.push(self.p.linear(x, names, [width, hidden], "qkv")?);
         }
-        let qkv = self.b.concat(&parts, "qkv");
+        let qkv = self.p.b.concat(&parts, "qkv");
         let qkv = self.delta_conv(qkv, width)?;
         let g = self.decay(x)?;
-        let beta = self.linear(x, DELTA_BETA, [heads, hidden], "beta")?;
-        let beta = self.b.act(beta, SIGMOID);
-        let state = self.recurrent("delta", rule.v_heads * rule.k_dim * rule.v_dim);
-        let y = self.b.delta_rule([qkv, g, beta], self.state, state, rule);
-        let y = self.norm(y, DELTA_NORM, rule.v_dim)?;
-        let z = self.low_rank(x, DELTA_GATE, [width, rule.v_dim, hidden], "gate")?;
-        let z = self.b.act(z, SIGMOID);
-        let y = self.b.mul(y, z);
-        self.linear(y, O, [hidden, width], "delta_out")
+        let beta = self.p.linear(x, DELTA_BETA, [heads, hidden], "beta")?;
+        let beta = self.p.b.act(beta, SIGMOID);
+        let state = self.p.recurrent("delta", rule.v_heads * rule.k_dim * rule.v_dim);
+        let slots = self.p.state_slots();
+        let y = self.p.b.delta_rule([qkv, g, beta], slots, state, rule);
+        let y = self.p.norm(y, DELTA_NORM, rule.v_dim)?;
+        let z = self.p.low_rank(x, DELTA_GATE, [width, rule.v_dim, hidden], "gate")?;
+        let z = self.p.b.act(z, SIGMOID);
+        let y = self.p.b.mul(y, z);
+        self.p.linear(y, O, [hidden, width], "delta_out")
     }
 
     /// Causal depthwise convolution of queries, keys and values side by side, and SiLU.
     fn delta_conv(&mut self, qkv: ValueId, width: usize) -> Result<ValueId, ModelError> {
         let conv = Conv1d { kernel: self.m.sizes.conv, dilation: 1 };
-        let w = self.ck.joined(&DELTA_CONV.map(|n| (n, "weight", width)), self.layer, &[conv.kernel])?;
-        let w = self.b.weight(w);
-        let state = self.recurrent("conv", conv.tail() * 3 * width);
-        Ok(self.b.conv1d(qkv, self.state, w, state, conv))
+        let w =
+            self.p.ck.joined(&DELTA_CONV.map(|n| (n, "weight", width)), self.p.layer(), &[conv.kernel])?;
+        let w = self.p.b.weight(w);
+        let state = self.p.recurrent("conv", conv.tail() * 3 * width);
+        let slots = self.p.state_slots();
+        Ok(self.p.b.conv1d(qkv, slots, w, state, conv))
     }
 
     /// Log-decay per key channel: `bound * sigmoid(exp(A_log) * (f(x) + dt_bias))`, `A_log` being one per head.
     fn decay(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (rule, hidden) = (self.m.sizes.delta, self.m.hyper.hidden);
-        let f = self.low_rank(x, DELTA_FORGET, [rule.decays(), rule.k_dim, hidden], "forget")?;
-        let dt = self.weight(DELTA_DT, "", &[rule.decays()])?;
-        let f = self.b.bias_add(f, dt);
-        let map = if self.ck.is_hf() { WeightMap::NegExp } else { WeightMap::None };
-        let rate = self.ck.mapped(DELTA_DECAY, self.layer, "", &[rule.v_heads], map)?;
-        let rate = self.b.weight(rate);
-        let f = self.b.scale_vec(f, rate);
+        let f = self.p.low_rank(x, DELTA_FORGET, [rule.decays(), rule.k_dim, hidden], "forget")?;
+        let dt = self.p.weight(DELTA_DT, "", &[rule.decays()])?;
+        let f = self.p.b.bias_add(f, dt);
+        let map = if self.p.ck.is_hf() { WeightMap::NegExp } else { WeightMap::None };
+        let rate = self.p.ck.mapped(DELTA_DECAY, self.p.layer(), "", &[rule.v_heads], map)?;
+        let rate = self.p.b.weight(rate);
+        let f = self.p.b.scale_vec(f, rate);
         // The rate is negative, as decay rates are kept.
-        Ok(self.b.act(f, Act { pre: -1.0, post: self.m.sizes.lower_bound, ..SIGMOID }))
+        Ok(self.p.b.act(f, Act { pre: -1.0, post: self.m.sizes.lower_bound, ..SIGMOID }))
     }
 
     /// Latent attention of `x [rows, hidden]` to the blocks of positions that an indexer chooses.
     fn attention(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (h, s) = (&self.m.hyper, &self.m.sizes);
         let [keys, values] = self.absorbed()?;
-        let r = self.linear(x, Q_A, [s.q_rank, h.hidden], "q_a")?;
-        let r = self.norm(r, Q_A_NORM, s.q_rank)?;
-        let q = self.linear(r, Q_B, [h.heads * s.k_dim, s.q_rank], "q")?;
-        let q = self.b.head_matmul(q, keys, "q_latent");
-        let latent = self.linear(x, KV_A, [s.latent, h.hidden], "kv_a")?;
-        let latent = self.norm(latent, KV_A_NORM, s.latent)?;
+        let r = self.p.linear(x, Q_A, [s.q_rank, h.hidden], "q_a")?;
+        let r = self.p.norm(r, Q_A_NORM, s.q_rank)?;
+        let q = self.p.linear(r, Q_B, [h.heads * s.k_dim, s.q_rank], "q")?;
+        let q = self.p.b.head_matmul(q, keys, "q_latent");
+        let latent = self.p.linear(x, KV_A, [s.latent, h.hidden], "kv_a")?;
+        let latent = self.p.norm(latent, KV_A_NORM, s.latent)?;
         let (state, blocks) = self.index(x, r, latent)?;
         let scale = 1.0 / (s.k_dim as f32).sqrt();
         let attend = Attend { heads: h.heads, kv_heads: 1, scale, v_part: 0 };
         let attend = AttendBlocks { attend, block: s.block };
-        let y = self.b.attend_blocks(q, self.tables, blocks, state, attend);
-        let y = self.b.head_matmul(y, values, "attended_v");
-        self.linear(y, O, [h.hidden, h.heads * s.v_dim], "attn_out")
+        let y = self.p.b.attend_blocks(q, self.p.tables, blocks, state, attend);
+        let y = self.p.b.head_matmul(y, values, "attended_v");
+        self.p.linear(y, O, [h.hidden, h.heads * s.v_dim], "attn_out")
     }
 
     /// `kv_b_proj` as two matrices per head: from keys to latents, from latents to values.
     fn absorbed(&mut self) -> Result<[WeightId; 2], ModelError> {
         let (heads, s) = (self.m.hyper.heads, &self.m.sizes);
-        if !self.ck.is_hf() {
-            let keys = self.weight(K_B, "weight", &[heads, s.latent, s.k_dim])?;
-            return Ok([keys, self.weight(V_B, "weight", &[heads, s.v_dim, s.latent])?]);
+        if !self.p.ck.is_hf() {
+            let keys = self.p.weight(K_B, "weight", &[heads, s.latent, s.k_dim])?;
+            return Ok([keys, self.p.weight(V_B, "weight", &[heads, s.v_dim, s.latent])?]);
         }
         let group = s.k_dim + s.v_dim;
         let keys = HeadRows { group, from: 0, len: s.k_dim, transposed: true };
         let values = HeadRows { group, from: s.k_dim, len: s.v_dim, transposed: false };
         let mut part = |rows| -> Result<WeightId, ModelError> {
-            let decl = self.ck.head_rows(KV_B, self.layer, [heads, s.latent], rows)?;
-            Ok(self.b.weight(decl))
+            let decl = self.p.ck.head_rows(KV_B, self.p.layer(), [heads, s.latent], rows)?;
+            Ok(self.p.b.weight(decl))
         };
         Ok([part(keys)?, part(values)?])
     }
@@ -287,34 +269,30 @@ impl<'a> Step<'a> {
     fn index(&mut self, x: ValueId, r: ValueId, latent: ValueId) -> Result<(StateId, ValueId), ModelError> {
         let (hidden, s) = (self.m.hyper.hidden, &self.m.sizes);
         let (heads, dim, block) = (s.index_heads, s.index_dim, s.block);
-        let k = self.linear(x, INDEX_K, [dim, hidden], "index_k")?;
+        let k = self.p.linear(x, INDEX_K, [dim, hidden], "index_k")?;
         let norm = [(INDEX_K_NORM, "weight", dim), (INDEX_K_NORM, "bias", dim)];
-        let norm = self.ck.joined(&norm, self.layer, &[])?;
-        let norm = self.b.weight(norm);
-        let k = self.b.layer_norm(k, norm, Norm { eps: s.index_eps, group: dim });
-        let gate = self.weight(INDEX_GATE, "", &[dim, hidden])?;
-        let gate = self.b.matmul(x, gate, "index_gate");
-        let state = self.b.state(StateDecl {
-            name: format!("latent.{}", self.number()),
-            layer: self.number() as u32,
-            kind: StateKind::Paged { widths: vec![s.latent, dim, dim, dim] },
-        });
-        self.b.store_kv(&[latent, k, gate], self.slots, state);
-        let bias = self.weight(INDEX_BIAS, "", &[block * dim])?;
+        let norm = self.p.ck.joined(&norm, self.p.layer(), &[])?;
+        let norm = self.p.b.weight(norm);
+        let k = self.p.b.layer_norm(k, norm, Norm { eps: s.index_eps, group: dim });
+        let gate = self.p.weight(INDEX_GATE, "", &[dim, hidden])?;
+        let gate = self.p.b.matmul(x, gate, "index_gate");
+        let state = self.p.paged("latent", vec![s.latent, dim, dim, dim]);
+        self.p.b.store_kv(&[latent, k, gate], self.p.slots, state);
+        let bias = self.p.weight(INDEX_BIAS, "", &[block * dim])?;
         let pool = PoolGated { block, raw: 1, gates: 2, pooled: 3 };
-        self.b.pool_gated(self.tables, self.slots, bias, state, pool);
-        let q = self.linear(r, INDEX_Q, [heads * dim, s.q_rank], "index_q")?;
-        let weights = self.linear(x, INDEX_HEADS, [heads, hidden], "index_weights")?;
+        self.p.b.pool_gated(self.p.tables, self.p.slots, bias, state, pool);
+        let q = self.p.linear(r, INDEX_Q, [heads * dim, s.q_rank], "index_q")?;
+        let weights = self.p.linear(x, INDEX_HEADS, [heads, hidden], "index_weights")?;
         let scale = 1.0 / (dim as f32 * heads as f32).sqrt();
         let select = IndexSelect { heads, block, top: s.top, pooled: 3, scale, weighted: true };
-        Ok((state, self.b.index_select(q, self.tables, Some(weights), state, select)))
+        Ok((state, self.p.b.index_select(q, self.p.tables, Some(weights), state, select)))
     }
 
     /// Mixture of experts and a shared one. A bias takes part in the choice of experts, not in their weights.
     fn moe(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (e, hidden) = (&self.m.experts, self.m.hyper.hidden);
-        let logits = self.linear(x, ROUTER, [e.count, hidden], "router_logits")?;
-        let bias = self.weight(ROUTER_BIAS, "", &[e.count])?;
+        let logits = self.p.linear(x, ROUTER, [e.count, hidden], "router_logits")?;
+        let bias = self.p.weight(ROUTER_BIAS, "", &[e.count])?;
         let router = Router {
             scoring: Scoring::Sigmoid,
             top_k: e.used,
@@ -322,125 +300,34 @@ impl<'a> Step<'a> {
             biased: true,
             scale: self.m.sizes.routed_scale,
         };
-        let (ids, weights) = self.b.router(logits, Some(bias), router);
-        let gate = self.experts(x, ids, GATE_EXPERTS, [e.count, e.ffn, hidden], "gate")?;
-        let up = self.experts(x, ids, UP_EXPERTS, [e.count, e.ffn, hidden], "up")?;
-        let inner = self.swiglu(gate, up);
-        let down = self.experts(inner, ids, DOWN_EXPERTS, [e.count, hidden, e.ffn], "down")?;
-        let chosen = self.b.combine_experts(down, weights);
+        let (ids, weights) = self.p.b.router(logits, Some(bias), router);
+        let gate = self.p.experts(x, ids, GATE_EXPERTS, [e.count, e.ffn, hidden], "gate")?;
+        let up = self.p.experts(x, ids, UP_EXPERTS, [e.count, e.ffn, hidden], "up")?;
+        let inner = self.p.bounded_swiglu(gate, up, self.m.sizes.limit);
+        let down = self.p.experts(inner, ids, DOWN_EXPERTS, [e.count, hidden, e.ffn], "down")?;
+        let chosen = self.p.b.combine_experts(down, weights);
         let shared = self.ffn(x, SHARED, self.m.sizes.shared_ffn)?;
-        Ok(self.b.add(chosen, shared))
-    }
-
-    /// SwiGLU of bounded inputs, as large ones spoil low precisions.
-    fn swiglu(&mut self, gate: ValueId, up: ValueId) -> ValueId {
-        let high = self.m.sizes.limit;
-        let (gate, up) = if high.is_finite() {
-            let gate = self.b.clamp(gate, Clamp { low: f32::NEG_INFINITY, high });
-            (gate, self.b.clamp(up, Clamp { low: -high, high }))
-        } else {
-            (gate, up)
-        };
-        let gate = self.b.silu(gate);
-        self.b.mul(gate, up)
+        Ok(self.p.b.add(chosen, shared))
     }
 
     fn ffn(&mut self, x: ValueId, [gate, up, down]: [Names; 3], ffn: usize) -> Result<ValueId, ModelError> {
         let hidden = self.m.hyper.hidden;
-        let gate = self.linear(x, gate, [ffn, hidden], "gate")?;
-        let up = self.linear(x, up, [ffn, hidden], "up")?;
-        let inner = self.swiglu(gate, up);
-        self.linear(inner, down, [hidden, ffn], "ffn_out")
+        let gate = self.p.linear(x, gate, [ffn, hidden], "gate")?;
+        let up = self.p.linear(x, up, [ffn, hidden], "up")?;
+        let inner = self.p.bounded_swiglu(gate, up, self.m.sizes.limit);
+        self.p.linear(inner, down, [hidden, ffn], "ffn_out")
     }
 
     /// The rows whose logits are wanted: the mean of their streams goes through the norm and the head.
     fn finish(mut self, h: ValueId) -> Result<Graph, ModelError> {
-        self.layer = None;
-        self.b.set_layer(None);
+        self.p.leave();
         let (hidden, vocab) = (self.m.hyper.hidden, self.m.hyper.vocab);
-        let h = self.b.gather_rows(h, self.out_rows);
+        let h = self.p.b.gather_rows(h, self.p.out_rows);
         let n = self.m.sizes.mix.n;
-        let x = self.b.streams(Op::StreamSum, Streams { n, scale: 1.0 / n as f32 }, &[h], "mean");
-        let x = self.norm(x, OUTPUT_NORM, hidden)?;
-        let logits = self.linear(x, OUTPUT, [vocab, hidden], "logits")?;
-        self.b.output("logits", logits);
-        self.b.finish().map_err(|source| ModelError::Graph { source_name: self.ck.name(), source })
-    }
-
-    fn number(&self) -> usize {
-        self.layer.unwrap_or(0)
-    }
-
-    fn weight(&mut self, names: Names, suffix: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
-        let decl = self.ck.weight(names, self.layer, suffix, shape)?;
-        Ok(self.b.weight(decl))
-    }
-
-    /// RMS norm of groups of `n`.
-    fn norm(&mut self, x: ValueId, names: Names, n: usize) -> Result<ValueId, ModelError> {
-        let w = self.weight(names, "weight", &[n])?;
-        Ok(self.b.rms_norm(x, w, self.m.hyper.norm_eps))
-    }
-
-    /// `x W^T`, with the tensor's scale and then its bias where the file has them.
-    fn linear(
-        &mut self,
-        x: ValueId,
-        names: Names,
-        shape: [usize; 2],
-        name: &str,
-    ) -> Result<ValueId, ModelError> {
-        let w = self.weight(names, "weight", &shape)?;
-        let mut y = self.b.matmul(x, w, name);
-        if let Some(scale) = self.ck.optional(names, self.layer, "scale", &[1])? {
-            let scale = self.b.weight(scale);
-            y = self.b.scale(y, scale);
-        }
-        if let Some(bias) = self.ck.optional(names, self.layer, "bias", &[shape[0]])? {
-            let bias = self.b.weight(bias);
-            y = self.b.bias_add(y, bias);
-        }
-        Ok(y)
-    }
-
-    /// A product in two steps, `[n, rank] [rank, k]`.
-    fn low_rank(
-        &mut self,
-        x: ValueId,
-        [a, b]: [Names; 2],
-        [n, rank, k]: [usize; 3],
-        name: &str,
-    ) -> Result<ValueId, ModelError> {
-        let low = self.linear(x, a, [rank, k], name)?;
-        self.linear(low, b, [n, rank], name)
-    }
-
-    /// Products with each row's experts, and scales where the file has those.
-    fn experts(
-        &mut self,
-        x: ValueId,
-        ids: ValueId,
-        names: Names,
-        shape: [usize; 3],
-        name: &str,
-    ) -> Result<ValueId, ModelError> {
-        let decl = self.ck.experts(names, self.number(), shape)?;
-        let w = self.b.weight(decl);
-        let y = self.b.grouped_matmul(x, ids, w, name);
-        match self.ck.optional(names, self.layer, "scale", &[shape[0]])? {
-            Some(scales) => {
-                let scales = self.b.weight(scales);
-                Ok(self.b.expert_scale(y, ids, scales))
-            }
-            None => Ok(y),
-        }
-    }
-
-    fn recurrent(&mut self, name: &str, width: usize) -> StateId {
-        let layer = self.number();
-        let kind = StateKind::Recurrent { width };
-        self.b.state(StateDecl { name: format!("{name}.{layer}"), layer: layer as u32, kind })
+        let x = self.p.b.streams(Op::StreamSum, Streams { n, scale: 1.0 / n as f32 }, &[h], "mean");
+        let x = self.p.norm(x, OUTPUT_NORM, hidden)?;
+        let logits = self.p.linear(x, OUTPUT, [vocab, hidden], "logits")?;
+        self.p.b.output("logits", logits);
+        self.p.finish()
     }
 }
-
-const SIGMOID: Act = Act { kind: ActKind::Sigmoid, pre: 1.0, post: 1.0 };

@@ -11,9 +11,8 @@ mod sizes;
 use std::sync::Arc;
 
 use minfer_graph::{
-    Act, ActKind, Attend, AttendBlocks, Conv1d, Dim, Graph, GraphBuilder, IndexSelect, Norm, Op, PoolKeys,
-    RopeStyle, Slice, StateDecl, StateId, StateKind, Streams, ValueId, ValueType, WeightDecl, WeightId,
-    WeightMap,
+    Act, ActKind, Attend, AttendBlocks, Conv1d, Dim, Graph, IndexSelect, Norm, Op, PoolKeys, RopeStyle,
+    Slice, Streams, ValueId, ValueType, WeightDecl, WeightId, WeightMap,
 };
 
 use crate::Model;
@@ -22,6 +21,7 @@ use crate::decoder::EMBED;
 use crate::error::ModelError;
 use crate::hyper::{Experts, Hyper, text_config};
 use crate::ngram::Ngram;
+use crate::parts::{Parts, SIGMOID};
 use crate::rope;
 use sizes::{Ple, Sizes};
 
@@ -146,7 +146,7 @@ impl Qwen4Exp {
     fn trunk(&self, ck: &Checkpoint, page_table: usize, streams: bool) -> Result<Graph, ModelError> {
         let (mut step, mut h) = Step::start(ck, self, page_table)?;
         for layer in 0..self.hyper.layers {
-            step.enter(layer);
+            step.p.enter(layer);
             if let Some(ple) = self.sizes.ple.filter(|p| p.layer == layer) {
                 h = step.ngrams(h, ple)?;
             }
@@ -158,26 +158,18 @@ impl Qwen4Exp {
             h = step.write(h, y, &FFN_MIXER, inject)?;
         }
         if streams {
-            step.b.output("streams", h);
+            step.p.b.output("streams", h);
         }
-        let h = step.b.gather_rows(h, step.out_rows);
+        let h = step.p.b.gather_rows(h, step.p.out_rows);
         step.finish(h, &OUTPUT_MIXER)
     }
 }
 
 /// The graph of a step under construction.
 struct Step<'a> {
-    b: GraphBuilder,
-    ck: &'a Checkpoint,
+    p: Parts<'a>,
     m: &'a Qwen4Exp,
-    layer: Option<usize>,
-    slots: ValueId,
-    /// Positions, start of each row's page list, page lists.
-    tables: [ValueId; 3],
-    /// Slots that recurrent state is read from and written to.
-    state: [ValueId; 2],
     ngrams: Option<ValueId>,
-    out_rows: ValueId,
     rope: ValueId,
     inv_freq: Arc<[f32]>,
 }
@@ -190,12 +182,11 @@ impl<'a> Step<'a> {
         page_table: usize,
     ) -> Result<(Step<'a>, ValueId), ModelError> {
         let (mut step, x) = Step::inputs(ck, m, page_table)?;
-        let mut per_row = |name| step.b.input(name, ValueType::i32(Dim::Rows, []));
-        step.state = [per_row("state_from"), per_row("state_to")];
-        let ngrams = |p: Ple| step.b.input("ngrams", ValueType::f32(Dim::Rows, [p.heads * p.width]));
+        let b = &mut step.p.b;
+        let ngrams = |p: Ple| b.input("ngrams", ValueType::f32(Dim::Rows, [p.heads * p.width]));
         step.ngrams = m.sizes.ple.map(ngrams);
         let streams = Streams { n: m.sizes.streams, scale: 1.0 };
-        let x = step.b.streams(Op::Repeat, streams, &[x], "streams");
+        let x = step.p.b.streams(Op::Repeat, streams, &[x], "streams");
         Ok((step, x))
     }
 
@@ -205,27 +196,13 @@ impl<'a> Step<'a> {
         m: &'a Qwen4Exp,
         page_table: usize,
     ) -> Result<(Step<'a>, ValueId), ModelError> {
-        let (mut b, h) = (GraphBuilder::new(), &m.hyper);
-        let mut per_row = |name| b.input(name, ValueType::i32(Dim::Rows, []));
-        let (tokens, positions) = (per_row("tokens"), per_row("positions"));
-        let (slots, table_at) = (per_row("slots"), per_row("table_at"));
-        let pages = b.input("pages", ValueType::i32(Dim::Const(page_table), []));
-        let out_rows = b.input("out_rows", ValueType::i32(Dim::Outs, []));
-        let embedding = b.weight(ck.weight(EMBED, None, "weight", &[h.vocab, h.hidden])?);
-        let x = b.embed(tokens, embedding);
+        let h = &m.hyper;
+        let mut p = Parts::new(ck, h, page_table);
+        let (x, _) = p.embed(EMBED, h)?;
         let table = rope::table(h.rope_theta, h.rope_dims, &h.scaling);
         let inv_freq = table.inv_freq.clone();
-        let rope = b.rope_table(positions, table);
-        let tables = [positions, table_at, pages];
-        // The draft head has no recurrent state; `start` puts the real inputs here.
-        let state = [slots, slots];
-        let (layer, ngrams) = (None, None);
-        Ok((Step { b, ck, m, layer, slots, tables, state, ngrams, out_rows, rope, inv_freq }, x))
-    }
-
-    fn enter(&mut self, layer: usize) {
-        self.layer = Some(layer);
-        self.b.set_layer(Some(layer as u32));
+        let rope = p.b.rope_table(p.positions(), table);
+        Ok((Step { p, m, ngrams: None, rope, inv_freq }, x))
     }
 
     /// What a sublayer sees of the streams `h`: their norms, each element gated, averaged. Also returns the
@@ -234,137 +211,136 @@ impl<'a> Step<'a> {
         let (n, rank) = (self.m.sizes.streams, self.m.sizes.rank);
         let width = n * self.m.hyper.hidden;
         let u = self.stream_norm(h, mixer.norm)?;
-        let low = self.linear(u, mixer.down, [rank, width], "mix_down")?;
-        let low = self.b.act(low, Act { kind: ActKind::Silu, pre: 1.0 / n as f32, post: 1.0 });
-        let gate = self.linear(low, mixer.up, [width, rank], "mix_up")?;
-        let gate = self.b.act(gate, SIGMOID);
-        let gated = self.b.mul(gate, u);
+        let low = self.p.linear(u, mixer.down, [rank, width], "mix_down")?;
+        let low = self.p.b.act(low, Act { kind: ActKind::Silu, pre: 1.0 / n as f32, post: 1.0 });
+        let gate = self.p.linear(low, mixer.up, [width, rank], "mix_up")?;
+        let gate = self.p.b.act(gate, SIGMOID);
+        let gated = self.p.b.mul(gate, u);
         let mean = Streams { n, scale: 1.0 / n as f32 };
-        Ok((self.b.streams(Op::StreamSum, mean, &[gated], "mixed"), u))
+        Ok((self.p.b.streams(Op::StreamSum, mean, &[gated], "mixed"), u))
     }
 
     /// Adds a sublayer's result `y` to each stream of `h`, weighted by the normed streams `u`.
     fn write(&mut self, h: ValueId, y: ValueId, mixer: &Mixer, u: ValueId) -> Result<ValueId, ModelError> {
         let n = self.m.sizes.streams;
-        let weights = self.linear(u, mixer.inject, [n, n * self.m.hyper.hidden], "inject")?;
+        let weights = self.p.linear(u, mixer.inject, [n, n * self.m.hyper.hidden], "inject")?;
         let act = Act { kind: ActKind::Sigmoid, pre: 1.0 / n as f32, post: 2.0 };
-        let weights = self.b.act(weights, act);
-        Ok(self.b.streams(Op::StreamAdd, Streams { n, scale: 1.0 }, &[h, y, weights], "streams"))
+        let weights = self.p.b.act(weights, act);
+        Ok(self.p.b.streams(Op::StreamAdd, Streams { n, scale: 1.0 }, &[h, y, weights], "streams"))
     }
 
     /// Gated DeltaNet of `x [rows, hidden]`.
     fn delta_net(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (rule, hidden) = (self.m.sizes.delta, self.m.hyper.hidden);
         let (channels, width) = (rule.input_width(), rule.v_heads * rule.v_dim);
-        let qkv = self.linear(x, DELTA_QKV, [channels, hidden], "qkv")?;
-        let z = self.linear(x, DELTA_Z, [width, hidden], "z")?;
-        let beta = self.linear(x, DELTA_BETA, [rule.v_heads, hidden], "beta")?;
-        let alpha = self.linear(x, DELTA_ALPHA, [rule.v_heads, hidden], "alpha")?;
+        let qkv = self.p.linear(x, DELTA_QKV, [channels, hidden], "qkv")?;
+        let z = self.p.linear(x, DELTA_Z, [width, hidden], "z")?;
+        let beta = self.p.linear(x, DELTA_BETA, [rule.v_heads, hidden], "beta")?;
+        let alpha = self.p.linear(x, DELTA_ALPHA, [rule.v_heads, hidden], "alpha")?;
         let conv = Conv1d { kernel: self.m.sizes.delta_conv, dilation: 1 };
         let qkv = self.conv(qkv, DELTA_CONV, channels, conv, "conv")?;
-        let beta = self.b.act(beta, SIGMOID);
+        let beta = self.p.b.act(beta, SIGMOID);
         let g = self.decay(alpha, rule.v_heads)?;
-        let state = self.recurrent("delta", rule.v_heads * rule.k_dim * rule.v_dim);
-        let y = self.b.delta_rule([qkv, g, beta], self.state, state, rule);
-        let norm = self.weight(DELTA_NORM, "weight", &[rule.v_dim])?;
-        let y = self.b.rms_norm(y, norm, self.m.hyper.norm_eps);
-        let z = self.b.act(z, Act { kind: self.m.sizes.delta_gate, pre: 1.0, post: 1.0 });
-        let y = self.b.mul(y, z);
-        self.linear(y, DELTA_OUT, [hidden, width], "delta_out")
+        let state = self.p.recurrent("delta", rule.v_heads * rule.k_dim * rule.v_dim);
+        let slots = self.p.state_slots();
+        let y = self.p.b.delta_rule([qkv, g, beta], slots, state, rule);
+        let norm = self.p.weight(DELTA_NORM, "weight", &[rule.v_dim])?;
+        let y = self.p.b.rms_norm(y, norm, self.m.hyper.norm_eps);
+        let z = self.p.b.act(z, Act { kind: self.m.sizes.delta_gate, pre: 1.0, post: 1.0 });
+        let y = self.p.b.mul(y, z);
+        self.p.linear(y, DELTA_OUT, [hidden, width], "delta_out")
     }
 
     /// Log-decay per value head: `-exp(A_log) * softplus(alpha + dt_bias)`.
     fn decay(&mut self, alpha: ValueId, v_heads: usize) -> Result<ValueId, ModelError> {
-        let dt = self.weight(DELTA_DT, "", &[v_heads])?;
-        let alpha = self.b.bias_add(alpha, dt);
-        let alpha = self.b.act(alpha, Act { kind: ActKind::Softplus, pre: 1.0, post: 1.0 });
-        let map = if self.ck.is_hf() { WeightMap::NegExp } else { WeightMap::None };
-        let rate = self.ck.mapped(DELTA_DECAY, self.layer, "", &[v_heads], map)?;
-        let rate = self.b.weight(rate);
-        Ok(self.b.scale_vec(alpha, rate))
+        let dt = self.p.weight(DELTA_DT, "", &[v_heads])?;
+        let alpha = self.p.b.bias_add(alpha, dt);
+        let alpha = self.p.b.act(alpha, Act { kind: ActKind::Softplus, pre: 1.0, post: 1.0 });
+        let map = if self.p.ck.is_hf() { WeightMap::NegExp } else { WeightMap::None };
+        let rate = self.p.ck.mapped(DELTA_DECAY, self.p.layer(), "", &[v_heads], map)?;
+        let rate = self.p.b.weight(rate);
+        Ok(self.p.b.scale_vec(alpha, rate))
     }
 
     /// Attention of `x [rows, hidden]` to the blocks of keys that an indexer chooses, with gated output.
     fn attention(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (h, s) = (&self.m.hyper, &self.m.sizes);
         let (width, kv_width, dim) = (h.heads * h.head_dim, h.kv_heads * h.head_dim, h.head_dim);
-        let q_gate = self.linear(x, Q, [2 * width, h.hidden], "q_gate")?;
-        let q = self.b.slice(q_gate, Slice { group: 2 * dim, from: 0, len: dim }, "q");
-        let gate = self.b.slice(q_gate, Slice { group: 2 * dim, from: dim, len: dim }, "gate");
-        let k = self.linear(x, K, [kv_width, h.hidden], "k")?;
-        let v = self.linear(x, V, [kv_width, h.hidden], "v")?;
+        let q_gate = self.p.linear(x, Q, [2 * width, h.hidden], "q_gate")?;
+        let q = self.p.b.slice(q_gate, Slice { group: 2 * dim, from: 0, len: dim }, "q");
+        let gate = self.p.b.slice(q_gate, Slice { group: 2 * dim, from: dim, len: dim }, "gate");
+        let k = self.p.linear(x, K, [kv_width, h.hidden], "k")?;
+        let v = self.p.linear(x, V, [kv_width, h.hidden], "v")?;
         let (q, k) = (self.rotated(q, Q_NORM, dim)?, self.rotated(k, K_NORM, dim)?);
         let (index_q, index_k) = self.index_qk(x)?;
         let index_q = self.rotated(index_q, INDEX_Q_NORM, s.index_dim)?;
-        let state = self.b.state(StateDecl {
-            name: format!("kv.{}", self.number()),
-            layer: self.number() as u32,
-            kind: StateKind::Paged { widths: vec![kv_width, kv_width, s.index_dim, s.index_dim] },
-        });
-        self.b.store_kv(&[k, v, index_k], self.slots, state);
+        let state = self.p.paged("kv", vec![kv_width, kv_width, s.index_dim, s.index_dim]);
+        self.p.b.store_kv(&[k, v, index_k], self.p.slots, state);
         let norm = self.centred(INDEX_K_NORM, s.index_dim)?;
         let inv_freq = self.inv_freq.clone();
         let pool = PoolKeys { block: s.block, raw: 2, pooled: 3, eps: h.norm_eps, inv_freq };
-        self.b.pool_keys(self.tables, self.slots, norm, state, pool);
+        self.p.b.pool_keys(self.p.tables, self.p.slots, norm, state, pool);
         let scale = 1.0 / (s.index_dim as f32).sqrt();
         let (heads, top, block) = (s.index_heads, s.top, s.block);
         let select = IndexSelect { heads, block, top, pooled: 3, scale, weighted: false };
-        let blocks = self.b.index_select(index_q, self.tables, None, state, select);
+        let blocks = self.p.b.index_select(index_q, self.p.tables, None, state, select);
         let scale = 1.0 / (dim as f32).sqrt();
         let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale, v_part: 1 };
         let attend = AttendBlocks { attend, block: s.block };
-        let attended = self.b.attend_blocks(q, self.tables, blocks, state, attend);
-        let gate = self.b.act(gate, SIGMOID);
-        let y = self.b.mul(attended, gate);
-        self.linear(y, O, [h.hidden, width], "attn_out")
+        let attended = self.p.b.attend_blocks(q, self.p.tables, blocks, state, attend);
+        let gate = self.p.b.act(gate, SIGMOID);
+        let y = self.p.b.mul(attended, gate);
+        self.p.linear(y, O, [h.hidden, width], "attn_out")
     }
 
     /// The indexer's query heads and its key, neither normed nor rotated.
     fn index_qk(&mut self, x: ValueId) -> Result<(ValueId, ValueId), ModelError> {
         let (hidden, s) = (self.m.hyper.hidden, &self.m.sizes);
         let (q_width, dim) = (s.index_heads * s.index_dim, s.index_dim);
-        if !self.ck.is_hf() {
-            let q = self.linear(x, INDEX_Q, [q_width, hidden], "index_q")?;
-            return Ok((q, self.linear(x, INDEX_K, [dim, hidden], "index_k")?));
+        if !self.p.ck.is_hf() {
+            let q = self.p.linear(x, INDEX_Q, [q_width, hidden], "index_q")?;
+            return Ok((q, self.p.linear(x, INDEX_K, [dim, hidden], "index_k")?));
         }
         let group = q_width + dim;
-        let qk = self.linear(x, INDEX_QK, [group, hidden], "index_qk")?;
-        let q = self.b.slice(qk, Slice { group, from: 0, len: q_width }, "index_q");
-        Ok((q, self.b.slice(qk, Slice { group, from: q_width, len: dim }, "index_k")))
+        let qk = self.p.linear(x, INDEX_QK, [group, hidden], "index_qk")?;
+        let q = self.p.b.slice(qk, Slice { group, from: 0, len: q_width }, "index_q");
+        Ok((q, self.p.b.slice(qk, Slice { group, from: q_width, len: dim }, "index_k")))
     }
 
     /// Heads of `x`, normed and with their first dimensions rotated.
     fn rotated(&mut self, x: ValueId, norm: Names, head_dim: usize) -> Result<ValueId, ModelError> {
         let norm = self.centred(norm, head_dim)?;
-        let x = self.b.rms_norm(x, norm, self.m.hyper.norm_eps);
-        Ok(self.b.rope(x, self.rope, RopeStyle::HalfSplit, head_dim))
+        let x = self.p.b.rms_norm(x, norm, self.m.hyper.norm_eps);
+        Ok(self.p.b.rope(x, self.rope, RopeStyle::HalfSplit, head_dim))
     }
 
     /// Mixture of experts, and a shared expert behind a gate of its own.
     fn moe(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (e, hidden) = (&self.m.experts, self.m.hyper.hidden);
-        let logits = self.linear(x, ROUTER, [e.count, hidden], "router_logits")?;
-        let (ids, weights) = self.b.router(logits, None, e.softmax_router());
+        let logits = self.p.linear(x, ROUTER, [e.count, hidden], "router_logits")?;
+        let (ids, weights) = self.p.b.router(logits, None, e.softmax_router());
         let (gate, up) = self.gate_up(x, ids)?;
-        let gate = self.b.silu(gate);
-        let inner = self.b.mul(gate, up);
+        let inner = self.p.swiglu(gate, up);
         let down = self.experts(inner, ids, DOWN_EXPERTS, DOWN_PACKED, [e.count, hidden, e.ffn], "down")?;
-        let chosen = self.b.combine_experts(down, weights);
+        let chosen = self.p.b.combine_experts(down, weights);
         let shared = self.shared_expert(x)?;
-        let switch = self.linear(x, SHARED_SWITCH, [1, hidden], "shared_switch")?;
-        let switch = self.b.act(switch, SIGMOID);
+        let switch = self.p.linear(x, SHARED_SWITCH, [1, hidden], "shared_switch")?;
+        let switch = self.p.b.act(switch, SIGMOID);
         let one = Streams { n: 1, scale: 1.0 };
-        Ok(self.b.streams(Op::StreamAdd, one, &[chosen, shared, switch], "ffn_out"))
+        Ok(self.p.b.streams(Op::StreamAdd, one, &[chosen, shared, switch], "ffn_out"))
     }
 
     fn gate_up(&mut self, x: ValueId, ids: ValueId) -> Result<(ValueId, ValueId), ModelError> {
         let (e, hidden) = (&self.m.experts, self.m.hyper.hidden);
         let packed = [e.count, 2 * e.ffn, hidden];
-        if let Some(decl) = self.ck.optional(GATE_UP_PACKED, self.layer, "", &packed)? {
-            let w = self.b.weight(decl);
-            let both = self.b.grouped_matmul(x, ids, w, "gate_up");
-            let gate = self.b.slice(both, Slice { group: 2 * e.ffn, from: 0, len: e.ffn }, "gate");
-            return Ok((gate, self.b.slice(both, Slice { group: 2 * e.ffn, from: e.ffn, len: e.ffn }, "up")));
+        if let Some(decl) = self.p.ck.optional(GATE_UP_PACKED, self.p.layer(), "", &packed)? {
+            let w = self.p.b.weight(decl);
+            let both = self.p.b.grouped_matmul(x, ids, w, "gate_up");
+            let gate = self.p.b.slice(both, Slice { group: 2 * e.ffn, from: 0, len: e.ffn }, "gate");
+            return Ok((
+                gate,
+                self.p.b.slice(both, Slice { group: 2 * e.ffn, from: e.ffn, len: e.ffn }, "up"),
+            ));
         }
         let shape = [e.count, e.ffn, hidden];
         let gate = self.experts(x, ids, GATE_EXPERTS, GATE_UP_PACKED, shape, "gate")?;
@@ -382,28 +358,20 @@ impl<'a> Step<'a> {
         shape: [usize; 3],
         name: &str,
     ) -> Result<ValueId, ModelError> {
-        let decl = match self.ck.has(packed, self.layer, "")? {
-            true => self.ck.weight(packed, self.layer, "", &shape)?,
-            false => self.ck.experts(names, self.number(), shape)?,
-        };
-        let w = self.b.weight(decl);
-        let y = self.b.grouped_matmul(x, ids, w, name);
-        match self.ck.optional(names, self.layer, "scale", &[shape[0]])? {
-            Some(scales) => {
-                let scales = self.b.weight(scales);
-                Ok(self.b.expert_scale(y, ids, scales))
-            }
-            None => Ok(y),
+        if !self.p.ck.has(packed, self.p.layer(), "")? {
+            return self.p.experts(x, ids, names, shape, name);
         }
+        let w = self.p.weight(packed, "", &shape)?;
+        let y = self.p.b.grouped_matmul(x, ids, w, name);
+        self.p.expert_scaled(y, ids, names, shape[0])
     }
 
     fn shared_expert(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
         let (hidden, ffn) = (self.m.hyper.hidden, self.m.sizes.shared_ffn);
-        let gate = self.linear(x, SHARED_GATE, [ffn, hidden], "shared_gate")?;
-        let up = self.linear(x, SHARED_UP, [ffn, hidden], "shared_up")?;
-        let gate = self.b.silu(gate);
-        let inner = self.b.mul(gate, up);
-        self.linear(inner, SHARED_DOWN, [hidden, ffn], "shared_out")
+        let gate = self.p.linear(x, SHARED_GATE, [ffn, hidden], "shared_gate")?;
+        let up = self.p.linear(x, SHARED_UP, [ffn, hidden], "shared_up")?;
+        let inner = self.p.swiglu(gate, up);
+        self.p.linear(inner, SHARED_DOWN, [hidden, ffn], "shared_out")
     }
 
     /// Adds what the n-grams that end at each token say: one value for all streams, let through by how well
@@ -412,79 +380,42 @@ impl<'a> Step<'a> {
         let (hidden, n) = (self.m.hyper.hidden, self.m.sizes.streams);
         let (width, embed) = (n * hidden, ple.heads * ple.width);
         let Some(e) = self.ngrams else { return Ok(h) };
-        let key = self.linear(e, PLE_KEY, [width, embed], "ngram_key")?;
+        let key = self.p.linear(e, PLE_KEY, [width, embed], "ngram_key")?;
         let key = self.stream_norm(key, PLE_NORM_KEY)?;
-        let value = self.linear(e, PLE_VALUE, [hidden, embed], "ngram_value")?;
+        let value = self.p.linear(e, PLE_VALUE, [hidden, embed], "ngram_value")?;
         let query = self.stream_norm(h, PLE_NORM_QUERY)?;
         let dot = Streams { n, scale: 1.0 / (hidden as f32).sqrt() };
-        let fit = self.b.streams(Op::StreamDot, dot, &[key, query], "ngram_fit");
-        let fit = self.b.act(fit, Act { kind: ActKind::SignedSqrt, pre: 1.0, post: 1.0 });
-        let gate = self.b.act(fit, SIGMOID);
-        let gated = self.b.streams(Op::StreamMul, Streams { n, scale: 1.0 }, &[value, gate], "ngram_gated");
+        let fit = self.p.b.streams(Op::StreamDot, dot, &[key, query], "ngram_fit");
+        let fit = self.p.b.act(fit, Act { kind: ActKind::SignedSqrt, pre: 1.0, post: 1.0 });
+        let gate = self.p.b.act(fit, SIGMOID);
+        let gated = self.p.b.streams(Op::StreamMul, Streams { n, scale: 1.0 }, &[value, gate], "ngram_gated");
         let normed = self.stream_norm(gated, PLE_NORM_CONV)?;
         let conv = self.conv(normed, PLE_CONV, width, ple.conv, "ngram_conv")?;
-        let added = self.b.add(gated, conv);
-        Ok(self.b.add(h, added))
+        let added = self.p.b.add(gated, conv);
+        Ok(self.p.b.add(h, added))
     }
 
     /// The last read of the wanted rows' streams, and the head.
     fn finish(mut self, h: ValueId, mixer: &Mixer) -> Result<Graph, ModelError> {
-        self.layer = None;
-        self.b.set_layer(None);
+        self.p.leave();
         let (x, _) = self.read(h, mixer)?;
-        let logits = self.linear(x, OUTPUT, [self.m.hyper.vocab, self.m.hyper.hidden], "logits")?;
-        self.b.output("logits", logits);
-        self.b.finish().map_err(|source| ModelError::Graph { source_name: self.ck.name(), source })
-    }
-
-    fn number(&self) -> usize {
-        self.layer.unwrap_or(0)
-    }
-
-    fn weight(&mut self, names: Names, suffix: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
-        let decl = self.ck.weight(names, self.layer, suffix, shape)?;
-        Ok(self.b.weight(decl))
+        let logits = self.p.linear(x, OUTPUT, [self.m.hyper.vocab, self.m.hyper.hidden], "logits")?;
+        self.p.b.output("logits", logits);
+        self.p.finish()
     }
 
     /// A norm's weight: Hugging Face directories store its distance from one.
     fn centred(&mut self, names: Names, n: usize) -> Result<WeightId, ModelError> {
-        let map = if self.ck.is_hf() { WeightMap::AddOne } else { WeightMap::None };
-        let decl = self.ck.mapped(names, self.layer, "weight", &[n], map)?;
-        Ok(self.b.weight(decl))
+        let map = if self.p.ck.is_hf() { WeightMap::AddOne } else { WeightMap::None };
+        let decl = self.p.ck.mapped(names, self.p.layer(), "weight", &[n], map)?;
+        Ok(self.p.b.weight(decl))
     }
 
     /// Norm of each residual stream, with weights of its own.
     fn stream_norm(&mut self, x: ValueId, names: Names) -> Result<ValueId, ModelError> {
         let group = self.m.hyper.hidden;
         let w = self.centred(names, self.m.sizes.streams * group)?;
-        Ok(self.b.grouped_norm(x, w, Norm { eps: self.m.hyper.norm_eps, group }))
-    }
-
-    /// `x W^T`, with the tensor's scale and then its bias where the file has them.
-    fn linear(
-        &mut self,
-        x: ValueId,
-        names: Names,
-        shape: [usize; 2],
-        name: &str,
-    ) -> Result<ValueId, ModelError> {
-        let w = self.weight(names, "weight", &shape)?;
-        let mut y = self.b.matmul(x, w, name);
-        if let Some(scale) = self.ck.optional(names, self.layer, "scale", &[1])? {
-            let scale = self.b.weight(scale);
-            y = self.b.scale(y, scale);
-        }
-        if let Some(bias) = self.ck.optional(names, self.layer, "bias", &[shape[0]])? {
-            let bias = self.b.weight(bias);
-            y = self.b.bias_add(y, bias);
-        }
-        Ok(y)
-    }
-
-    fn recurrent(&mut self, name: &str, width: usize) -> StateId {
-        let layer = self.number();
-        let kind = StateKind::Recurrent { width };
-        self.b.state(StateDecl { name: format!("{name}.{layer}"), layer: layer as u32, kind })
+        Ok(self.p.b.grouped_norm(x, w, Norm { eps: self.m.hyper.norm_eps, group }))
     }
 
     /// Causal depthwise convolution, whose tail is state of this name.
@@ -496,10 +427,9 @@ impl<'a> Step<'a> {
         conv: Conv1d,
         name: &str,
     ) -> Result<ValueId, ModelError> {
-        let w = self.weight(names, "weight", &[channels, conv.kernel])?;
-        let state = self.recurrent(name, conv.tail() * channels);
-        Ok(self.b.conv1d(x, self.state, w, state, conv))
+        let w = self.p.weight(names, "weight", &[channels, conv.kernel])?;
+        let state = self.p.recurrent(name, conv.tail() * channels);
+        let slots = self.p.state_slots();
+        Ok(self.p.b.conv1d(x, slots, w, state, conv))
     }
 }
-
-const SIGMOID: Act = Act { kind: ActKind::Sigmoid, pre: 1.0, post: 1.0 };

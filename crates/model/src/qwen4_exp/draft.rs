@@ -27,17 +27,17 @@ pub(super) fn graph(m: &Qwen4Exp, ck: &Checkpoint, page_table: usize) -> Result<
     }
     let (mut step, embedded) = Step::inputs(ck, m, page_table)?;
     let width = m.sizes.streams * m.hyper.hidden;
-    let streams = step.b.input("streams", ValueType::f32(Dim::Rows, [width]));
+    let streams = step.p.b.input("streams", ValueType::f32(Dim::Rows, [width]));
     let mut h = step.join(embedded, streams)?;
-    step.enter(m.hyper.layers);
+    step.p.enter(m.hyper.layers);
     let (x, inject) = step.read(h, &ATTN_MIXER)?;
     let y = step.attention(x)?;
     h = step.write(h, y, &ATTN_MIXER, inject)?;
     let (x, inject) = step.read(h, &FFN_MIXER)?;
     let y = step.moe(x)?;
     h = step.write(h, y, &FFN_MIXER, inject)?;
-    let h = step.b.gather_rows(h, step.out_rows);
-    step.b.output("streams", h);
+    let h = step.p.b.gather_rows(h, step.p.out_rows);
+    step.p.b.output("streams", h);
     step.finish(h, &MIXER).map(Some)
 }
 
@@ -46,14 +46,14 @@ impl Step<'_> {
     fn join(&mut self, embedded: ValueId, streams: ValueId) -> Result<ValueId, ModelError> {
         let (n, hidden, eps) = (self.m.sizes.streams, self.m.hyper.hidden, self.m.hyper.norm_eps);
         let norm = self.centred(NORM_HIDDEN, n * hidden)?;
-        let a = self.b.grouped_norm(streams, norm, Norm { eps, group: n * hidden });
-        let a = self.b.reshape(a, &[n, hidden]);
-        let a = self.linear(a, FC_HIDDEN, [hidden, hidden], "draft_hidden")?;
-        let a = self.b.reshape(a, &[n * hidden]);
+        let a = self.p.b.grouped_norm(streams, norm, Norm { eps, group: n * hidden });
+        let a = self.p.b.reshape(a, &[n, hidden]);
+        let a = self.p.linear(a, FC_HIDDEN, [hidden, hidden], "draft_hidden")?;
+        let a = self.p.b.reshape(a, &[n * hidden]);
         let norm = self.centred(NORM_EMBEDDING, hidden)?;
-        let e = self.b.rms_norm(embedded, norm, eps);
-        let e = self.linear(e, FC_EMBEDDING, [hidden, hidden], "draft_embedding")?;
-        let e = self.b.streams(Op::Repeat, Streams { n, scale: 1.0 }, &[e], "draft_embedding");
-        Ok(self.b.add(a, e))
+        let e = self.p.b.rms_norm(embedded, norm, eps);
+        let e = self.p.linear(e, FC_EMBEDDING, [hidden, hidden], "draft_embedding")?;
+        let e = self.p.b.streams(Op::Repeat, Streams { n, scale: 1.0 }, &[e], "draft_embedding");
+        Ok(self.p.b.add(a, e))
     }
 }
