@@ -204,7 +204,7 @@ fn alignments() {
 fn tensor_types() {
     let one = |number| Raw::header(3, 1, 0).tensor("t", &[256], number, 0).data(1024).open();
     for (number, expected) in
-        [(16, Some("IQ2_XXS")), (4, None), (9, Some("Q8_1")), (26, Some("I32")), (99, None)]
+        [(16, Some("IQ2_XXS")), (4, None), (9, Some("Q8_1")), (27, Some("I64")), (99, None)]
     {
         refused!(
             one(number),

@@ -104,6 +104,20 @@ fn tensors_of_all_types_at_every_alignment() {
     }
 }
 
+/// Ids are apart from weights: nobody decodes them by mistake, and names are unique all the same.
+#[test]
+fn whole_numbers() {
+    let ids: Vec<u8> = [5i32, -7, i32::MAX, 0, 1, 2].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut writer = GgufWriter::new();
+    writer.integers("ids", &[3, 2], &ids).unwrap();
+    writer.tensor("w", BlockType::F32, &[6], &ids).unwrap();
+    assert!(writer.integers("w", &[3, 2], &ids).is_err() && writer.integers("x", &[3], &ids).is_err());
+    let gguf = open(&writer.to_bytes()).unwrap();
+    assert_eq!(gguf.integers("ids"), Some((&[3usize, 2][..], vec![5, -7, i32::MAX, 0, 1, 2])));
+    assert_eq!((gguf.integers("w"), gguf.tensor("ids"), gguf.tensors().len()), (None, None, 1));
+    assert!(gguf.data("ids").is_err() && gguf.data("w").is_ok());
+}
+
 #[test]
 fn shapes_are_outermost_first() {
     let data = [0u8; 2 * 3 * 5 * 4];

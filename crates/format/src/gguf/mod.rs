@@ -29,6 +29,8 @@ pub struct Gguf {
     version: u32,
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
+    /// Tensors of whole numbers.
+    integers: Vec<TensorInfo>,
     /// Indices of `tensors` in the order of their names.
     by_name: Vec<u32>,
     parts: Vec<Part>,
@@ -90,7 +92,9 @@ impl Gguf {
             let file = parts[again.part as usize].file.clone();
             return Err(Error::DuplicateTensor { file, tensor: shown(&again.name) });
         }
-        Ok(Gguf { path: path.to_owned(), version, metadata, tensors, by_name, parts })
+        let (integers, tensors): (Vec<_>, Vec<_>) = tensors.into_iter().partition(|t| t.integers);
+        let by_name = sorted_by_name(&tensors);
+        Ok(Gguf { path: path.to_owned(), version, metadata, tensors, integers, by_name, parts })
     }
 
     /// The metadata (of the first part, when there are several).
@@ -98,7 +102,7 @@ impl Gguf {
         &self.metadata
     }
 
-    /// All tensors, in the order of the files.
+    /// All tensors but those of whole numbers, in the order of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
@@ -108,6 +112,14 @@ impl Gguf {
         let place =
             self.by_name.binary_search_by(|&i| self.tensors[i as usize].name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[self.by_name[place] as usize])
+    }
+
+    /// Shape (outermost dimension first) and numbers of a tensor of type I32, such as a table of ids.
+    pub fn integers(&self, name: &str) -> Option<(&[usize], Vec<i32>)> {
+        let tensor = self.integers.iter().find(|t| t.name == name)?;
+        let bytes = self.parts[tensor.part as usize].bytes.slice(tensor.range())?;
+        let numbers = bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+        Some((&tensor.shape, numbers))
     }
 
     /// The bytes of a tensor, without copying: rows of blocks, outermost dimension slowest.

@@ -20,6 +20,8 @@ use super::tensor::TensorInfo;
 use super::value::{Array, Value, ValueType};
 
 const MAGIC: &[u8; 4] = b"GGUF";
+/// ggml's number of whole numbers of 32 bits.
+pub(super) const I32: u32 = 26;
 /// Smallest entry of the metadata: an empty key, a type, a one-byte value.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 /// Smallest entry of the tensor list: an empty name, no dimensions, a type, an offset.
@@ -337,7 +339,9 @@ impl<'a> Cursor<'a> {
         let file = || self.file.to_owned();
         let tensor = || shown(name);
 
-        let Some(ty) = BlockType::from_ggml(number) else {
+        let integers = number == I32;
+        let ty = if integers { Some(BlockType::F32) } else { BlockType::from_ggml(number) };
+        let Some(ty) = ty else {
             return Err(Error::UnsupportedType {
                 file: file(),
                 tensor: tensor(),
@@ -361,7 +365,7 @@ impl<'a> Cursor<'a> {
             end: offset,
             len: self.bytes.len() as u64,
         })?;
-        Ok(TensorInfo { name: name.to_owned(), ty, shape, part, start, bytes })
+        Ok(TensorInfo { name: name.to_owned(), ty, shape, integers, part, start, bytes })
     }
 
     fn dims(&mut self, name: &str) -> Result<Vec<u64>, Error> {

@@ -14,6 +14,8 @@ pub struct TensorInfo {
     /// Outermost dimension first: `[rows, k]` for a matrix whose rows are stored one after another
     /// (ggml's `ne`, reversed). Empty for a scalar.
     pub shape: Vec<usize>,
+    /// Whether these are whole numbers (I32), such as ids: never weights. `ty` has their size, no more.
+    pub(super) integers: bool,
     /// Which part of a split model holds it.
     pub(super) part: u32,
     /// First byte in that part.

@@ -11,6 +11,7 @@ use crate::block::BlockType;
 use crate::error::{Error, shown};
 use crate::limits;
 
+use super::read::I32;
 use super::value::{Array, Value, ValueType};
 
 /// Collects metadata and tensors, then writes them.
@@ -25,7 +26,8 @@ pub struct GgufWriter<'a> {
 #[derive(Clone, Debug)]
 struct Tensor<'a> {
     name: String,
-    ty: BlockType,
+    /// ggml's number of its type.
+    number: u32,
     shape: Vec<usize>,
     data: &'a [u8],
 }
@@ -71,6 +73,22 @@ impl<'a> GgufWriter<'a> {
         shape: &[usize],
         data: &'a [u8],
     ) -> Result<&mut Self, Error> {
+        self.add(name, (ty, ty as u32), shape, data)
+    }
+
+    /// Adds a tensor of type I32: `shape` outermost first, `data` its little-endian numbers.
+    pub fn integers(&mut self, name: &str, shape: &[usize], data: &'a [u8]) -> Result<&mut Self, Error> {
+        self.add(name, (BlockType::F32, I32), shape, data)
+    }
+
+    /// `ty` has the size of the type with this number.
+    fn add(
+        &mut self,
+        name: &str,
+        (ty, number): (BlockType, u32),
+        shape: &[usize],
+        data: &'a [u8],
+    ) -> Result<&mut Self, Error> {
         let refuse = |reason: String| Err(Error::Unwritable { tensor: shown(name), reason });
         if self.tensors.iter().any(|t| t.name == name) {
             return refuse("there is one of that name already".to_owned());
@@ -89,7 +107,7 @@ impl<'a> GgufWriter<'a> {
                 refuse(format!("{ty} {shape:?} takes {bytes} bytes, {} were given", data.len()))
             }
             Some(_) => {
-                self.tensors.push(Tensor { name: name.to_owned(), ty, shape: shape.to_owned(), data });
+                self.tensors.push(Tensor { name: name.to_owned(), number, shape: shape.to_owned(), data });
                 Ok(self)
             }
         }
@@ -112,7 +130,7 @@ impl<'a> GgufWriter<'a> {
             put_string(&mut out, &t.name)?;
             out.write_all(&(t.shape.len() as u32).to_le_bytes())?;
             t.shape.iter().rev().try_for_each(|&d| put_len(&mut out, d))?;
-            out.write_all(&(t.ty as u32).to_le_bytes())?;
+            out.write_all(&t.number.to_le_bytes())?;
             out.write_all(&offset.to_le_bytes())?;
             offset += (t.data.len() as u64).next_multiple_of(self.alignment);
         }
