@@ -31,6 +31,10 @@ fn greedy(engine: &mut Engine, prompt: &[u32], n: usize) -> Vec<u32> {
 /// llama.cpp's logits of tiny random models: `scripts/peer-logits.sh DIR`, then `MINFER_PEER_LOGITS=DIR`.
 /// Float files: 1e-3 as the issue asks, though they agree far better; quantised ones: activations are rounded
 /// to 8 bits differently, so the mean difference is bounded instead (0.05; logits have a deviation of 1 to 4).
+/// llama.cpp's graphs of `deepseek4` and `glm5-next` leave out the scales, and biases of q, k and v, that its own files
+/// of them hold (the script checks that its logits are the same, byte for byte, without): there the files that have them
+/// must differ, and those where they stand for nothing agree. Its graph of `qwen4exp` is no reference by its own account;
+/// that file must run.
 #[test]
 #[ignore = "needs MINFER_PEER_LOGITS"]
 fn llama_cpp_logits() {
@@ -51,18 +55,24 @@ fn llama_cpp_logits() {
             bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         let want: Vec<Vec<f32>> = want.chunks(want.len() / ids.len()).map(<[f32]>::to_vec).collect();
         let got = logits_in_chunks(&mut open(&model, options(2)), &ids, &[13]);
+        checked += 1;
+        if name == "qwen4exp" {
+            assert!(got.iter().flatten().all(|x| x.is_finite()), "{name}");
+            continue;
+        }
         let worst = max_difference(&got, &want);
         let all = || got.iter().flatten().zip(want.iter().flatten());
         let mean = all().map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / all().count() as f64;
         println!("{name}: largest difference {worst:.1e}, mean {mean:.1e}");
-        if name.contains("_") && name.contains("-Q") {
+        if ["deepseek4", "glm5-next"].contains(&name) {
+            assert!(worst > 0.1, "{name}: scales do not count: {worst}");
+        } else if name.contains("_") && name.contains("-Q") {
             assert!(mean <= 0.05, "{name}: {mean}");
         } else {
             assert!(worst <= 1e-3, "{name}: {worst}");
         }
-        checked += 1;
     }
-    assert!(checked >= 8, "only {checked} models");
+    assert!(checked >= 27, "only {checked} models");
 }
 
 /// transformers' logits of our own demo model in f32 arithmetic on its bf16 weights, every logit within 1e-4,

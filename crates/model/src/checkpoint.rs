@@ -8,7 +8,7 @@ use std::path::Path;
 
 use minfer_format::bytes::AlignedBuf;
 use minfer_format::table::{RowTable, TableOptions, TablePart};
-use minfer_format::{BlockType, Gguf, HfDir, TensorBytes, decode_row, synth};
+use minfer_format::{BlockType, Gguf, HfDir, TensorBytes, decode_row};
 use minfer_graph::{HeadRows, WeightDecl, WeightMap};
 use serde_json::Value as Json;
 
@@ -201,9 +201,15 @@ impl Checkpoint {
         layer: Option<usize>,
         inner: &[usize],
     ) -> Result<WeightDecl, ModelError> {
-        let mut tensors = Vec::with_capacity(parts.len());
+        let (mut tensors, mut all) = (Vec::with_capacity(parts.len()), 0);
         for &(names, suffix, rows) in parts {
             tensors.push(self.weight(names, layer, suffix, &[&[rows], inner].concat())?.name);
+            all += rows;
+        }
+        if let Checkpoint::Shape(s) = self {
+            let (name, shape) = (tensors.join(" + "), [&[all], inner].concat());
+            let ty = s.tensor_type(&name, &shape);
+            return Ok(WeightDecl { name, ty, shape, tensors, map: WeightMap::None });
         }
         self.stacked(tensors.join(" + "), tensors, inner)
     }
@@ -270,7 +276,10 @@ impl Checkpoint {
         // GGUF files keep a vector that spans several residual streams as one row per stream.
         let flat = expected.len() == 1
             && found.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) == Some(expected[0]);
-        if flat || squeezed(found) == squeezed(expected) {
+        // Matrices of one width below one another may be kept as a stack of them.
+        let stacked = expected.len() == 2 && found.len() == 3 && found[2] == expected[1];
+        let stacked = stacked && found[0].checked_mul(found[1]) == Some(expected[0]);
+        if flat || stacked || squeezed(found) == squeezed(expected) {
             return Ok(());
         }
         Err(ModelError::WrongShape {
@@ -298,7 +307,7 @@ impl Checkpoint {
     pub(crate) fn rows_of(&self, names: Names) -> Result<usize, ModelError> {
         let tensor = self.full_name(names, None, "weight");
         if let Checkpoint::Shape(s) = self {
-            return Ok(s.preset.vocab);
+            return Ok(s.rows(&tensor));
         }
         match self.tensor(&tensor)? {
             Some((_, shape)) if shape.len() == 2 => Ok(shape[0]),
@@ -431,18 +440,4 @@ fn cut(numbers: &[f32], heads: usize, rows: HeadRows) -> Vec<f32> {
         }
     }
     out
-}
-
-impl Shape {
-    /// Norm weights are about one, matrices have a deviation that keeps activations near one.
-    fn fill(&self, decl: &WeightDecl, out: &mut [u8]) {
-        let seed = decl.name.bytes().fold(self.seed, |h, b| h.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
-        if decl.name.ends_with("norm.weight") {
-            out.chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&1f32.to_le_bytes()));
-            return;
-        }
-        let k = decl.shape.last().copied().unwrap_or(1).max(1);
-        let std = if decl.name.starts_with("token_embd") { 1.0 } else { 1.0 / (k as f32).sqrt() };
-        synth::fill_random(decl.ty, seed, std, out);
-    }
 }

@@ -4,8 +4,8 @@
 //! stochastic matrices (manifold-constrained hyper-connections) in place of plain residuals; each layer is a
 //! mixture of experts with a shared one, in the first layers chosen by the token alone.
 //!
-//! Tensor names are those of the published directories; formulas are transformers 5.24's. Draft layers and the
-//! 8-bit round trip of cached rows are left out. All rows of the window's cache are kept, not a ring of them,
+//! Tensor names are those of the published directories and of llama.cpp's GGUF files; formulas are transformers
+//! 5.24's. Draft layers and the 8-bit round trip of cached rows are left out. All rows of the window's cache are kept, not a ring of them,
 //! and a compressed row takes the room of the positions that it stands for.
 
 mod sizes;
@@ -57,7 +57,7 @@ const Q_NORM: Names = ("attn_q_a_norm", "attn.q_norm");
 const Q_UP: Names = ("attn_q_b", "attn.wq_b");
 const KV: Names = ("attn_kv", "attn.wkv");
 const KV_NORM: Names = ("attn_kv_a_norm", "attn.kv_norm");
-const SINKS: Names = ("attn_sinks", "attn.attn_sink");
+const SINKS: Names = ("attn_sinks.weight", "attn.attn_sink");
 const O_DOWN: Names = ("attn_output_a", "attn.wo_a");
 const O_UP: Names = ("attn_output_b", "attn.wo_b");
 const INDEX_Q: Names = ("indexer.attn_q_b", "attn.indexer.wq_b");
@@ -105,10 +105,12 @@ struct DeepseekV4 {
 }
 
 pub(crate) fn load(ck: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
-    match ck {
-        Checkpoint::Hf(d) => Ok(Box::new(DeepseekV4::from_hf(ck, text_config(d.config()))?)),
-        _ => Err(ck.bad("general.architecture", "is supported as a Hugging Face directory only")),
-    }
+    let model = match ck {
+        Checkpoint::Gguf(g) => DeepseekV4::from_gguf(ck, g.metadata())?,
+        Checkpoint::Hf(d) => DeepseekV4::from_hf(ck, text_config(d.config()))?,
+        Checkpoint::Shape(s) => DeepseekV4::from_hf(ck, s.config())?,
+    };
+    Ok(Box::new(model))
 }
 
 impl Model for DeepseekV4 {

@@ -104,7 +104,7 @@ pub(crate) fn load(ck: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
     let model = match ck {
         Checkpoint::Gguf(g) => Glm5Next::from_gguf(ck, g.metadata())?,
         Checkpoint::Hf(d) => Glm5Next::from_hf(ck, text_config(d.config()))?,
-        Checkpoint::Shape(_) => return Err(ck.bad("shape", "of this architecture is not known")),
+        Checkpoint::Shape(s) => Glm5Next::from_hf(ck, s.config())?,
     };
     Ok(Box::new(model))
 }

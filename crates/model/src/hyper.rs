@@ -8,7 +8,6 @@ use crate::checkpoint::Checkpoint;
 use crate::decoder::EMBED;
 use crate::error::ModelError;
 use crate::rope::{self, Scaling};
-use crate::shapes::Preset;
 
 /// Sizes and settings of a decoder with grouped-query attention.
 #[derive(Clone, Debug)]
@@ -57,7 +56,7 @@ impl Hyper {
         let mut h = match ck {
             Checkpoint::Gguf(g) => Hyper::from_gguf(ck, g.metadata(), arch, moe)?,
             Checkpoint::Hf(d) => Hyper::from_hf(ck, text_config(d.config()), arch, moe)?,
-            Checkpoint::Shape(s) => Hyper::from_preset(s.preset, arch),
+            Checkpoint::Shape(s) => Hyper::from_hf(ck, s.config(), arch, moe)?,
         };
         h.vocab = ck.rows_of(EMBED)?;
         h.check(ck)?;
@@ -144,27 +143,6 @@ impl Hyper {
             scaling,
             experts,
         })
-    }
-
-    fn from_preset(p: &Preset, arch: &'static str) -> Hyper {
-        let [count, used, ffn] = p.experts;
-        let experts = Experts { count, used, ffn, renormalise: true, dense_layers: vec![] };
-        Hyper {
-            arch,
-            layers: p.layers,
-            hidden: p.hidden,
-            ffn: p.ffn,
-            heads: p.heads,
-            kv_heads: p.kv_heads,
-            head_dim: p.head_dim,
-            vocab: p.vocab,
-            context: p.context,
-            norm_eps: 1e-6,
-            rope_theta: p.rope_theta,
-            rope_dims: p.head_dim,
-            scaling: Scaling::None,
-            experts: (count > 0).then_some(experts),
-        }
     }
 
     pub(crate) fn check(&self, ck: &Checkpoint) -> Result<(), ModelError> {

@@ -1,4 +1,4 @@
-//! Tensors of whole numbers in Hugging Face directories: hash parameters, and tables of ids that a graph reads.
+//! Tensors of whole numbers: hash parameters of Hugging Face directories, and tables of ids that a graph reads.
 
 use minfer_format::bytes::AlignedBuf;
 use minfer_format::hf::Dtype;
@@ -33,9 +33,17 @@ impl Checkpoint {
         shape: [usize; 2],
     ) -> Result<WeightDecl, ModelError> {
         let name = self.full_name(names, layer, "");
-        let missing = || ModelError::MissingTensor { source_name: self.name(), tensor: name.clone() };
-        let Checkpoint::Hf(dir) = self else { return Err(missing()) };
-        let found = dir.tensor(&name).ok_or_else(missing)?.shape.clone();
+        let found = match self {
+            Checkpoint::Hf(dir) => dir.tensor(&name).map(|t| t.shape.clone()),
+            Checkpoint::Gguf(g) => g.integers(&name).map(|(shape, _)| shape.to_vec()),
+            Checkpoint::Shape(_) => Some(shape.to_vec()),
+        };
+        let Some(found) = found else {
+            if self.has(names, layer, "")? {
+                return Err(self.bad(&name, "is not of whole numbers"));
+            }
+            return Err(ModelError::MissingTensor { source_name: self.name(), tensor: name });
+        };
         if found != shape {
             let (source_name, expected) = (self.name(), shape.to_vec());
             return Err(ModelError::WrongShape { source_name, tensor: name, found, expected });
@@ -46,8 +54,14 @@ impl Checkpoint {
 
     /// The numbers of a table of ids as F32.
     pub(crate) fn load_ids(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
-        let Checkpoint::Hf(dir) = self else { return Err(self.bad(&decl.name, "is not a table of ids")) };
-        let ids = integers(self, dir, &decl.name)?;
+        let ids = match self {
+            Checkpoint::Hf(dir) => integers(self, dir, &decl.name)?,
+            Checkpoint::Gguf(g) => match g.integers(&decl.name) {
+                Some((_, ids)) => ids.into_iter().map(i64::from).collect(),
+                None => return Err(self.bad(&decl.name, "is not a table of ids")),
+            },
+            Checkpoint::Shape(s) => s.ids(decl),
+        };
         if let Some(id) = ids.iter().find(|id| !(0..EXACT).contains(*id)) {
             return Err(self.bad(&decl.name, format!("has id {id}, outside 0..{EXACT}")));
         }

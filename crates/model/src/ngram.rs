@@ -95,13 +95,23 @@ impl Ngram {
     ) -> Result<Ngram, ModelError> {
         let name = |what: &str| format!("{stem}.{what}");
         if dir.tensor(&name("layer_multipliers")).is_none() {
-            let (multipliers, heads) = recipe.constants(geometry);
-            return Ngram::new(ck, stem, multipliers, heads, geometry);
+            return Ngram::from_recipe(ck, stem, geometry, recipe);
         }
         let multipliers = integers(ck, dir, &name("layer_multipliers"))?;
         let sizes = integers(ck, dir, &name("ngram_heads_vocab_sizes"))?;
         let offsets = integers(ck, dir, &name("ngram_heads_offsets"))?;
         Ngram::new(ck, stem, multipliers, pair(&sizes, &offsets), geometry)
+    }
+
+    /// The constants that follow from settings.
+    pub(crate) fn from_recipe(
+        ck: &Checkpoint,
+        stem: &str,
+        geometry: Geometry,
+        recipe: Recipe,
+    ) -> Result<Ngram, ModelError> {
+        let (multipliers, heads) = recipe.constants(geometry);
+        Ngram::new(ck, stem, multipliers, heads, geometry)
     }
 
     /// The constants that a GGUF file carries as `{arch}.ple.*`.
@@ -167,13 +177,22 @@ impl Recipe {
             (2 * (splitmix64(x) % bound) + 1) as i64
         };
         let multipliers = (1..=g.ngram_size as u64).map(multiplier).collect();
-        let primes = (self.vocab_base as i64..).filter(|&n| is_prime(n)).take(g.heads());
+        (multipliers, self.heads(g.heads()))
+    }
+
+    fn heads(&self, count: usize) -> Vec<Head> {
+        let primes = (self.vocab_base as i64..).filter(|&n| is_prime(n)).take(count);
         let heads = primes.scan(0i64, |offset, size| {
             let head = Head { size, offset: *offset };
             *offset += size;
             Some(head)
         });
-        (multipliers, heads.collect())
+        heads.collect()
+    }
+
+    /// Rows that all heads have together.
+    pub(crate) fn rows(&self, heads: usize) -> usize {
+        self.heads(heads).iter().map(|h| h.size as usize).sum()
     }
 }
 
@@ -210,6 +229,8 @@ mod tests {
         assert_eq!(last, [3, 23, 33, 47, 59, 63, 69, 77, 81, 93, 107, 147, 153, 159, 161, 171]);
         let end = n.heads[15].offset + n.heads[15].size;
         assert_eq!(end, 320_001_446, "rows before padding");
+        let recipe = Recipe { vocab: 248_320, vocab_base: 20_000_000, seed: 1234 };
+        assert_eq!(recipe.rows(16), 320_001_446);
     }
 
     /// An end token sees its own segment, the token after it only end tokens.

@@ -2,62 +2,64 @@
 
 use std::fmt;
 
-use minfer_format::BlockType;
+use minfer_format::{BlockType, synth};
+use minfer_graph::WeightDecl;
+use serde_json::Value as Json;
 
 use crate::error::ModelError;
+use crate::ngram::Recipe;
 
-/// Sizes of a published model.
+/// A published model.
 #[derive(Debug)]
-#[allow(missing_docs)]
 pub struct Preset {
+    /// What it is called on the command line.
     pub name: &'static str,
     /// Architecture as in GGUF files.
     pub arch: &'static str,
-    pub layers: usize,
-    pub hidden: usize,
-    pub ffn: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub vocab: usize,
-    pub context: usize,
-    pub rope_theta: f32,
-    pub tied: bool,
-    /// Experts, experts per token, expert width; zeros for a dense model.
-    pub experts: [usize; 3],
+    /// Whether the embedding is also the head.
+    pub(crate) tied: bool,
+    /// `config.json`, as far as the architecture reads it.
+    config: &'static str,
 }
 
 macro_rules! preset {
-    ($name:literal, $arch:literal, layers $l:literal, hidden $h:literal, ffn $f:literal, heads $q:literal/$kv:literal x $d:literal, vocab $v:literal, context $c:literal, theta $t:literal, tied $tied:literal, experts $e:expr) => {
+    ($name:literal, $arch:literal, layers $l:literal, hidden $h:literal, ffn $f:literal, heads $q:literal/$kv:literal x $d:literal, vocab $v:literal, context $c:literal, theta $t:literal, tied $tied:literal, experts [$e:literal, $used:literal, $width:literal]) => {
         Preset {
             name: $name,
             arch: $arch,
-            layers: $l,
-            hidden: $h,
-            ffn: $f,
-            heads: $q,
-            kv_heads: $kv,
-            head_dim: $d,
-            vocab: $v,
-            context: $c,
-            rope_theta: $t,
             tied: $tied,
-            experts: $e,
+            config: concat!(
+                r#"{"num_hidden_layers":"#, $l, r#","hidden_size":"#, $h, r#","intermediate_size":"#, $f,
+                r#","num_attention_heads":"#, $q, r#","num_key_value_heads":"#, $kv, r#","head_dim":"#, $d,
+                r#","vocab_size":"#, $v, r#","max_position_embeddings":"#, $c, r#","rope_theta":"#, $t,
+                r#","num_experts":"#, $e, r#","num_experts_per_tok":"#, $used,
+                r#","moe_intermediate_size":"#, $width, r#","norm_topk_prob":true}"#
+            ),
         }
     };
 }
 
-/// Every preset; sizes are those of the published configurations (`qwen3moe-small` is ours, for measuring).
+const fn config(name: &'static str, arch: &'static str, config: &'static str) -> Preset {
+    Preset { name, arch, tied: false, config }
+}
+
+/// Every preset; sizes are those of the published configurations (those called `small` are ours, for measuring).
 #[rustfmt::skip]
-pub const SHAPES: [Preset; 8] = [
-    preset!("qwen3-0.6b", "qwen3", layers 28, hidden 1024, ffn 3072, heads 16/8 x 128, vocab 151936, context 40960, theta 1e6, tied true, experts [0; 3]),
-    preset!("qwen3-1.7b", "qwen3", layers 28, hidden 2048, ffn 6144, heads 16/8 x 128, vocab 151936, context 40960, theta 1e6, tied true, experts [0; 3]),
-    preset!("qwen3-8b", "qwen3", layers 36, hidden 4096, ffn 12288, heads 32/8 x 128, vocab 151936, context 40960, theta 1e6, tied false, experts [0; 3]),
+pub const SHAPES: [Preset; 14] = [
+    preset!("qwen3-0.6b", "qwen3", layers 28, hidden 1024, ffn 3072, heads 16/8 x 128, vocab 151936, context 40960, theta 1e6, tied true, experts [0, 0, 0]),
+    preset!("qwen3-1.7b", "qwen3", layers 28, hidden 2048, ffn 6144, heads 16/8 x 128, vocab 151936, context 40960, theta 1e6, tied true, experts [0, 0, 0]),
+    preset!("qwen3-8b", "qwen3", layers 36, hidden 4096, ffn 12288, heads 32/8 x 128, vocab 151936, context 40960, theta 1e6, tied false, experts [0, 0, 0]),
     preset!("qwen3-30b-a3b", "qwen3moe", layers 48, hidden 2048, ffn 6144, heads 32/4 x 128, vocab 151936, context 40960, theta 1e6, tied false, experts [128, 8, 768]),
     preset!("qwen3moe-small", "qwen3moe", layers 24, hidden 1024, ffn 3072, heads 16/4 x 128, vocab 32000, context 32768, theta 1e6, tied false, experts [32, 4, 512]),
-    preset!("qwen2.5-0.5b", "qwen2", layers 24, hidden 896, ffn 4864, heads 14/2 x 64, vocab 151936, context 32768, theta 1e6, tied true, experts [0; 3]),
-    preset!("llama-3.2-1b", "llama", layers 16, hidden 2048, ffn 8192, heads 32/8 x 64, vocab 128256, context 131072, theta 5e5, tied true, experts [0; 3]),
-    preset!("smollm2-135m", "llama", layers 30, hidden 576, ffn 1536, heads 9/3 x 64, vocab 49152, context 8192, theta 1e5, tied true, experts [0; 3]),
+    preset!("qwen2.5-0.5b", "qwen2", layers 24, hidden 896, ffn 4864, heads 14/2 x 64, vocab 151936, context 32768, theta 1e6, tied true, experts [0, 0, 0]),
+    preset!("llama-3.2-1b", "llama", layers 16, hidden 2048, ffn 8192, heads 32/8 x 64, vocab 128256, context 131072, theta 5e5, tied true, experts [0, 0, 0]),
+    preset!("smollm2-135m", "llama", layers 30, hidden 576, ffn 1536, heads 9/3 x 64, vocab 49152, context 8192, theta 1e5, tied true, experts [0, 0, 0]),
+    config("qwen3.8-flash-next", "qwen4exp", include_str!("shapes/qwen3.8-flash-next.json")),
+    config("qwen4exp-small", "qwen4exp", include_str!("shapes/qwen4exp-small.json")),
+    config("deepseek-v4-flash", "deepseek4", include_str!("shapes/deepseek-v4-flash.json")),
+    config("deepseek4-small", "deepseek4", include_str!("shapes/deepseek4-small.json")),
+    config("glm-5.3-flash", "glm5-next", include_str!("shapes/glm-5.3-flash.json")),
+    config("glm5-next-small", "glm5-next", include_str!("shapes/glm5-next-small.json")),
 ];
 
 /// Which type each tensor of a shape gets.
@@ -72,8 +74,9 @@ enum Mix {
 /// A preset with a type and a seed, such as `qwen3-0.6b:q4_0`.
 #[derive(Debug)]
 pub struct Shape {
-    /// The sizes.
+    /// The model.
     pub preset: &'static Preset,
+    config: Json,
     mix: Mix,
     /// Seed of the weights.
     pub seed: u64,
@@ -97,33 +100,123 @@ impl Shape {
             "q4_k_m" => Mix::Q4KM,
             other => Mix::Plain(BlockType::from_name(other).ok_or_else(unknown)?),
         };
-        Ok(Shape { preset, mix, seed: 1 })
+        let damaged = |e: serde_json::Error| ModelError::BadSetting {
+            source_name: preset.name.to_string(),
+            key: "the preset".to_string(),
+            why: e.to_string(),
+        };
+        let config = serde_json::from_str(preset.config).map_err(damaged)?;
+        Ok(Shape { preset, config, mix, seed: 1 })
     }
 
-    /// The type that llama.cpp's quantizer would give this tensor, as far as these mixes go; a row that is
-    /// not whole blocks falls back to Q8_0, which every row of these shapes fits.
+    /// The published `config.json`.
+    pub(crate) fn config(&self) -> &Json {
+        &self.config
+    }
+
+    fn number(&self, key: &str) -> usize {
+        self.config.get(key).and_then(Json::as_u64).map_or(0, |n| n as usize)
+    }
+
+    /// Rows of the embedding, or of the table of n-grams.
+    pub(crate) fn rows(&self, tensor: &str) -> usize {
+        let vocab = self.number("vocab_size");
+        if tensor != NGRAM_TABLE {
+            return vocab;
+        }
+        let (vocab_base, seed) = (self.number("ngram_vocab_size_base"), self.number("seed") as u64);
+        let heads = self.number("ngram_size").saturating_sub(1) * self.number("heads_per_ngram");
+        let rows = Recipe { vocab, vocab_base, seed }.rows(heads);
+        rows.next_multiple_of(self.number("make_ngram_vocab_size_divisible_by").max(1))
+    }
+
+    /// A table of expert ids: each row has different ones.
+    pub(crate) fn ids(&self, decl: &WeightDecl) -> Vec<i64> {
+        let (count, used) = (self.number("n_routed_experts").max(1), decl.shape.last().copied().unwrap_or(1));
+        let ids = decl.shape.iter().product::<usize>();
+        // Rows that follow each other share no expert as long as there are enough.
+        (0..ids).map(|i| (i % count.max(used)) as i64 % count as i64).collect()
+    }
+
+    /// The type that llama.cpp's quantizer would give this tensor, as far as these mixes go.
     pub(crate) fn tensor_type(&self, name: &str, shape: &[usize]) -> BlockType {
         let k = shape.last().copied().unwrap_or(0);
-        if shape.len() < 2 || name.contains("ffn_gate_inp") {
+        let is = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+        if shape.len() < 2 || is(&FULL) {
             return BlockType::F32;
         }
+        let glm = self.preset.arch == "glm5-next";
         let head = name.starts_with("output.") || (name.starts_with("token_embd") && self.preset.tied);
         let ty = match self.mix {
-            Mix::Plain(ty) if ty.is_quantized() && ty != BlockType::Q8_0 && head => BlockType::Q6_K,
+            Mix::Plain(ty) if !ty.is_quantized() => return ty,
+            _ if glm && is(&GLM_HALF) => BlockType::BF16,
+            _ if glm && is(&["attn_q_a", "attn_q_b"]) => BlockType::Q8_0,
+            Mix::Plain(ty) if ty != BlockType::Q8_0 && head => BlockType::Q6_K,
             Mix::Plain(ty) => ty,
             Mix::Q4KM if head || self.more_bits(name) => BlockType::Q6_K,
             Mix::Q4KM => BlockType::Q4_K,
         };
-        if ty.row_bytes(k).is_some() { ty } else { BlockType::Q8_0 }
+        if ty.row_bytes(k).is_some() { ty } else { short_rows(ty, k) }
+    }
+
+    /// Norm weights are one, decay rates minus one; matrices have a deviation that keeps activations near one.
+    pub(crate) fn fill(&self, decl: &WeightDecl, out: &mut [u8]) {
+        let seed = decl.name.bytes().fold(self.seed, |h, b| h.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
+        let constant = match &decl.name {
+            name if name.ends_with("norm.weight") => Some(1f32),
+            name if name.ends_with("ssm_a") => Some(-1.0),
+            _ => None,
+        };
+        if let Some(x) = constant {
+            out.chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&x.to_le_bytes()));
+            return;
+        }
+        let k = decl.shape.last().copied().unwrap_or(1).max(1);
+        let std = if decl.name.starts_with("token_embd") { 1.0 } else { 1.0 / (k as f32).sqrt() };
+        synth::fill_random(decl.ty, seed, std, out);
+    }
+
+    fn layers(&self) -> usize {
+        self.number("num_hidden_layers")
     }
 
     /// The layers whose `attn_v` and `ffn_down` get more bits: the first and last eighth, every third between.
     fn more_bits(&self, name: &str) -> bool {
-        let (n, layer) = (self.preset.layers, name.split('.').nth(1).and_then(|l| l.parse::<usize>().ok()));
+        let (n, layer) = (self.layers(), name.split('.').nth(1).and_then(|l| l.parse::<usize>().ok()));
         let Some(i) = layer else { return false };
         let chosen = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
         chosen && (name.contains("attn_v") || name.contains("ffn_down"))
     }
+}
+
+/// The table of n-grams, which belongs to no layer.
+const NGRAM_TABLE: &str = "per_layer_token_embd.weight";
+
+/// Small weights on which choices and state hang: never quantised.
+const FULL: [&str; 5] = ["ffn_gate_inp", "conv1d", "_ape", "hc_attn_fn", "hc_ffn_fn"];
+
+/// What the quantizer leaves as it is in files of GLM.
+const GLM_HALF: [&str; 9] = [
+    "indexer.",
+    "indexer_compressor",
+    "ssm_f_",
+    "ssm_g_",
+    "ssm_beta",
+    "attn_kv_a_mqa",
+    "attn_k_b",
+    "attn_v_b",
+    "output_hc",
+];
+
+/// What rows that are not whole blocks of `ty` get instead.
+fn short_rows(ty: BlockType, k: usize) -> BlockType {
+    let instead = match ty {
+        BlockType::Q2_K | BlockType::Q3_K | BlockType::IQ4_XS => BlockType::IQ4_NL,
+        BlockType::Q4_K => BlockType::Q5_0,
+        BlockType::Q5_K => BlockType::Q5_1,
+        _ => BlockType::Q8_0,
+    };
+    if instead.row_bytes(k).is_some() { instead } else { BlockType::F32 }
 }
 
 fn types() -> String {

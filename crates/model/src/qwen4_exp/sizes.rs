@@ -70,7 +70,8 @@ impl Qwen4Exp {
                 v_heads: c.need("linear_num_value_heads")?,
                 k_dim: c.need("linear_key_head_dim")?,
                 v_dim: c.need("linear_value_head_dim")?,
-                tiled: false,
+                // The order of GGUF files, whose names a shape has too.
+                tiled: !ck.is_hf(),
                 per_channel: false,
             },
             delta_conv: c.need("linear_conv_kernel_dim")?,
@@ -93,7 +94,7 @@ impl Qwen4Exp {
     }
 
     fn ngram_from_hf(&self, c: &Config<'_>) -> Result<Option<Ngram>, ModelError> {
-        let (Some(p), Checkpoint::Hf(dir)) = (self.sizes.ple, c.ck) else { return Ok(None) };
+        let Some(p) = self.sizes.ple else { return Ok(None) };
         let end = match c.json.get("eos_token_id") {
             Some(Json::Array(list)) => list.first(),
             one => one,
@@ -108,7 +109,10 @@ impl Qwen4Exp {
             seed: c.opt("seed", 1234)? as u64,
         };
         let stem = c.ck.full_name(("", "ple.ple_embedding"), Some(p.layer), "");
-        Ngram::from_hf(c.ck, dir, &stem, geometry, recipe).map(Some)
+        match c.ck {
+            Checkpoint::Hf(dir) => Ngram::from_hf(c.ck, dir, &stem, geometry, recipe).map(Some),
+            _ => Ngram::from_recipe(c.ck, &stem, geometry, recipe).map(Some),
+        }
     }
 
     fn geometry(&self, ck: &Checkpoint, p: Ple, segment_end: u32) -> Result<Geometry, ModelError> {
