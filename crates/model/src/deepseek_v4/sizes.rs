@@ -33,9 +33,45 @@ pub(super) struct Sizes {
     /// Factor on the routed experts.
     pub(super) routed_scale: f32,
     pub(super) shared_ffn: usize,
+    /// Settings of a DSpark draft head, where the configuration has them.
+    pub(super) dspark: Option<Dspark>,
     /// Rotation in layers with compressed rows.
     pub(super) compress_theta: f32,
     pub(super) compress_scaling: Scaling,
+}
+
+/// Settings of a DSpark draft head.
+pub(super) struct Dspark {
+    /// Drafts per block.
+    pub(super) size: usize,
+    /// Layers whose streams the head's keys are made from.
+    pub(super) targets: Vec<usize>,
+    /// Rank of the correction.
+    pub(super) rank: usize,
+    pub(super) noise: u32,
+}
+
+impl Dspark {
+    fn from_hf(c: &Config<'_>, hyper: &Hyper) -> Result<Option<Dspark>, ModelError> {
+        let targets = c.list("dspark_target_layer_ids")?;
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        let within = |key: &str, range: std::ops::Range<usize>| match c.need(key)? {
+            n if range.contains(&n) => Ok(n),
+            n => Err(c.ck.bad(&format!("config.json: {key}"), format!("is {n}, outside {range:?}"))),
+        };
+        if targets.iter().any(|&t| t >= hyper.layers) || !targets.is_sorted_by(|a, b| a < b) {
+            let why = format!("is {targets:?}, not an ascending list of the {} layers", hyper.layers);
+            return Err(c.ck.bad("config.json: dspark_target_layer_ids", why));
+        }
+        Ok(Some(Dspark {
+            size: within("dspark_block_size", 1..64)?,
+            targets,
+            rank: within("dspark_markov_rank", 1..1 << 16)?,
+            noise: within("dspark_noise_token_id", 0..hyper.vocab)? as u32,
+        }))
+    }
 }
 
 /// The ratio whose windows overlap, and whose compressed rows are chosen by an indexer.
@@ -80,6 +116,7 @@ impl DeepseekV4 {
                 float("routed_scaling_factor", 1.0)?,
             )?,
             shared_ffn: c.opt("n_shared_experts", 1)?.saturating_mul(hyper.ffn),
+            dspark: Dspark::from_hf(&c, &hyper)?,
             compress_theta: positive(
                 ck,
                 "config.json: compress_rope_theta",
