@@ -18,6 +18,7 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4ForCausalLM
 
 import common
+from deepseek_names import published
 
 EXPERTS, USED, TOP = 8, 2, 8
 YARN = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
@@ -29,19 +30,6 @@ PUBLISHED = dict(
     compress_ratios=[0, 0, 4, 128, 4], num_hash_layers=2, hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6,
     swiglu_limit=1.5, sliding_window=32, o_groups=2, o_lora_rank=16, index_n_heads=32, index_head_dim=16,
     index_topk=TOP, num_nextn_predict_layers=0, rms_norm_eps=1e-6)
-WHOLE = {
-    "embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight", "hc_head.hc_fn": "hc_head_fn",
-    "hc_head.hc_base": "hc_head_base", "hc_head.hc_scale": "hc_head_scale"}
-PIECES = [
-    (".self_attn.compressor.indexer.scorer.weights_proj", ".attn.indexer.weights_proj"),
-    (".self_attn.compressor.indexer.q_b_proj", ".attn.indexer.wq_b"),
-    (".self_attn.compressor.indexer.", ".attn.indexer.compressor."), (".self_attn.", ".attn."), (".mlp.", ".ffn."),
-    (".input_layernorm.", ".attn_norm."), (".post_attention_layernorm.", ".ffn_norm."), (".attn_hc.", ".hc_attn_"),
-    (".ffn_hc.", ".hc_ffn_"), (".q_a_proj.", ".wq_a."), (".q_a_norm.", ".q_norm."), (".q_b_proj.", ".wq_b."),
-    (".o_a_proj.", ".wo_a."), (".o_b_proj.", ".wo_b."), (".sinks", ".attn_sink"), (".position_bias", ".ape"),
-    ("compressor.kv_norm.", "compressor.norm."), (".compressor.gate_proj.", ".compressor.wgate."),
-    (".kv_proj.", ".wkv."), ("gate.e_score_correction_bias", "gate.bias"), ("shared_experts.gate_proj", "shared_experts.w1"),
-    ("shared_experts.down_proj", "shared_experts.w2"), ("shared_experts.up_proj", "shared_experts.w3")]
 
 
 def special(name, tensor, generator):
@@ -63,26 +51,6 @@ def choose_experts_by_token(model, seed):
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
             rows = [torch.randperm(EXPERTS, generator=generator)[:USED] for _ in range(table.shape[0])]
             table.copy_(torch.stack(rows))
-
-
-def published(state):
-    """Tensors under the names of published checkpoints, one per expert."""
-    out = {}
-    for name, x in state.items():
-        name = name.removeprefix("model.")
-        for old, new in [] if name in WHOLE else PIECES:
-            name = name.replace(old, new)
-        name = WHOLE.get(name, name)
-        if name.endswith("experts.gate_up_proj"):
-            for e in range(EXPERTS):
-                for part, half in zip(["w1", "w3"], x[e].chunk(2, 0)):
-                    out[name.replace("gate_up_proj", f"{e}.{part}.weight")] = half
-        elif name.endswith("experts.down_proj"):
-            for e in range(EXPERTS):
-                out[name.replace("down_proj", f"{e}.w2.weight")] = x[e]
-        else:
-            out[name] = x.to(torch.int64) if name.endswith("tid2eid") else x
-    return {name: x.clone().contiguous() for name, x in out.items()}
 
 
 def gap(scores, k):

@@ -18,4 +18,8 @@ one qwen4_exp qwen4_exp
 "$python" gen_qwen4_exp_mtp.py --out "$full/qwen4_exp"
 cp "$full"/qwen4_exp/{mtp_hf,golden_mtp}.safetensors ../tests-data/oracle/qwen4_exp/
 one glm5_next glm5_next
+"$python" gen_glm5_next_mtp.py --out "$full/glm5_next"
+cp "$full"/glm5_next/{mtp,golden_mtp}.safetensors ../tests-data/oracle/glm5_next/
 one deepseek_v4 deepseek_v4
+"$python" gen_deepseek_v4_mtp.py --out "$full/deepseek_v4"
+cp "$full"/deepseek_v4/{mtp_legacy,dspark,golden_mtp}.safetensors ../tests-data/oracle/deepseek_v4/

@@ -85,7 +85,7 @@ impl Choice {
 
 /// Whether the checkpoint has the model's draft head.
 pub(crate) fn has_head(model: &dyn Model, checkpoint: &Checkpoint) -> Result<bool, ModelError> {
-    Ok(model.draft_graph(checkpoint, 1)?.is_some())
+    Ok(model.draft_head(checkpoint, 1)?.is_some())
 }
 
 /// The share of drafts kept at each depth, first draft first: `0.83 of 120, 0.69 of 120`.

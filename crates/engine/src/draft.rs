@@ -1,23 +1,26 @@
 //! A model's own draft head, opened beside the model: it shares the embedding, the output matrix, the page
-//! tables and nothing else.
+//! tables, and state that the model writes for it.
 
-use minfer_graph::Bind;
-use minfer_model::{Checkpoint, Model};
+use minfer_graph::{Bind, Graph};
+use minfer_model::{BlockHead, Checkpoint, DraftHead, Model};
 use minfer_runtime::plan::{Placed, Policy};
-use minfer_runtime::{Executor, ExecutorOptions, Progress, RuntimeError, StateSpec, WeightSource};
+use minfer_runtime::{
+    Executor, ExecutorOptions, Progress, RuntimeError, StateSpec, StepOutputs, WeightSource,
+};
 
 use crate::error::EngineError;
 use crate::options::EngineOptions;
 use crate::sequence::Sequence;
 
 /// An open draft head.
-pub(crate) struct Draft {
-    executor: Executor,
-    /// Numbers per row of the residual streams that it continues from.
-    pub(crate) width: usize,
+pub(crate) enum Draft {
+    /// One token after the other.
+    Chain(Box<Chain>),
+    /// Several at once.
+    Block(Box<Block>),
 }
 
-/// Rows for the head: row `i` stands at position `start + i`, whose next token is `next[i]`.
+/// Rows for a [`Chain`]: row `i` stands at position `start + i`, whose next token is `next[i]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DraftRows<'a> {
     pub(crate) start: usize,
@@ -26,37 +29,82 @@ pub(crate) struct DraftRows<'a> {
     pub(crate) streams: &'a [f32],
 }
 
-/// What the head says after its last row.
+/// What a chain says after its last row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Drafted {
     pub(crate) logits: Vec<f32>,
     pub(crate) stream: Vec<f32>,
 }
 
+/// What heads are opened with.
+pub(crate) struct Opening<'a> {
+    pub(crate) trunk: &'a Executor,
+    pub(crate) options: &'a EngineOptions,
+    pub(crate) policy: &'a Policy,
+    pub(crate) source: &'a dyn WeightSource,
+    pub(crate) pages: usize,
+}
+
+impl Opening<'_> {
+    fn executor(&self, graph: Graph, max: Bind, progress: Progress<'_>) -> Result<Executor, EngineError> {
+        let format = self.options.kv_format;
+        let spec = |decl: &_| StateSpec { decl: Clone::clone(decl), format, pages: self.pages };
+        let states: Vec<_> = graph.states.iter().map(spec).collect();
+        let placed = Placed::new(graph, self.options.devices.clone(), self.policy)?;
+        let options = ExecutorOptions { max, ..self.options.executor() };
+        Ok(self.trunk.open_beside(placed, &states, self.source, options, progress)?)
+    }
+}
+
 impl Draft {
     /// Opens the head of `model`, if the checkpoint has one.
     pub(crate) fn open(
-        trunk: &Executor,
         model: &dyn Model,
         checkpoint: &Checkpoint,
-        options: &EngineOptions,
-        (pages, policy): (usize, &Policy),
-        source: &dyn WeightSource,
+        opening: &Opening<'_>,
         progress: Progress<'_>,
     ) -> Result<Option<Draft>, EngineError> {
-        let Some(graph) = model.draft_graph(checkpoint, pages)? else { return Ok(None) };
+        Ok(match model.draft_head(checkpoint, opening.pages)? {
+            None => None,
+            Some(DraftHead::Chain(graph)) => {
+                Some(Draft::Chain(Box::new(Chain::open(graph, opening, progress)?)))
+            }
+            Some(DraftHead::Block(head)) => {
+                Some(Draft::Block(Box::new(Block::open(head, opening, progress)?)))
+            }
+        })
+    }
+
+    /// Numbers per row of the streams that it continues from; 0 for a block.
+    pub(crate) fn width(&self) -> usize {
+        match self {
+            Draft::Chain(chain) => chain.width,
+            Draft::Block(_) => 0,
+        }
+    }
+
+    /// Copies a page of every state that is the head's own.
+    pub(crate) fn copy_page(&self, from: u32, to: u32) -> Result<(), RuntimeError> {
+        match self {
+            Draft::Chain(chain) => crate::engine::copy_page_of(&chain.executor, from, to),
+            // Its states are the model's.
+            Draft::Block(_) => Ok(()),
+        }
+    }
+}
+
+/// A head that drafts one token after the other.
+pub(crate) struct Chain {
+    executor: Executor,
+    width: usize,
+}
+
+impl Chain {
+    fn open(graph: Graph, opening: &Opening<'_>, progress: Progress<'_>) -> Result<Chain, EngineError> {
         let streams = graph.inputs.iter().find(|i| i.name == "streams");
         let width = streams.map_or(0, |i| graph.ty(i.value).shape.width());
-        let states: Vec<_> = graph
-            .states
-            .iter()
-            .map(|decl| StateSpec { decl: decl.clone(), format: options.kv_format, pages })
-            .collect();
-        let placed = Placed::new(graph, options.devices.clone(), policy)?;
-        let executor_options =
-            ExecutorOptions { max: Bind { rows: options.max_rows, outs: 1 }, ..options.executor() };
-        let executor = trunk.open_beside(placed, &states, source, executor_options, progress)?;
-        Ok(Some(Draft { executor, width }))
+        let max = Bind { rows: opening.options.max_rows, outs: 1 };
+        Ok(Chain { executor: opening.executor(graph, max, progress)?, width })
     }
 
     /// Runs rows of one sequence, whose pages cover them; with `wanted`, returns what follows the last one.
@@ -67,30 +115,103 @@ impl Draft {
         wanted: bool,
     ) -> Result<Drafted, RuntimeError> {
         let count = rows.next.len();
-        let to_i32 = |x: &[u32]| x.iter().map(|&v| v as i32).collect::<Vec<i32>>();
-        let positions: Vec<i32> = (rows.start..rows.start + count).map(|p| p as i32).collect();
-        let slots: Vec<i32> = (rows.start..rows.start + count).map(|p| sequence.slot(p)).collect();
-        let streams: Vec<i32> = rows.streams.iter().map(|x| x.to_bits() as i32).collect();
         let out_rows: Vec<i32> = if wanted { vec![count as i32 - 1] } else { vec![] };
-        let inputs: [(&str, &[i32]); 7] = [
-            ("tokens", &to_i32(rows.next)),
-            ("positions", &positions),
-            ("slots", &slots),
-            ("table_at", &vec![0; count]),
-            ("pages", &to_i32(&sequence.pages)),
-            ("out_rows", &out_rows),
-            ("streams", &streams),
-        ];
-        let outputs = self.executor.execute(Bind { rows: count, outs: out_rows.len() }, &inputs)?;
-        let floats = |name: &str| {
-            let bytes = outputs.bytes(name).unwrap_or_default();
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-        };
-        Ok(Drafted { logits: floats("logits"), stream: floats("streams") })
+        let streams = bits(rows.streams);
+        let further: [(&str, &[i32]); 2] = [("out_rows", &out_rows), ("streams", &streams)];
+        let outputs = run_rows(&mut self.executor, sequence, rows.start, rows.next, out_rows.len(), further)?;
+        Ok(Drafted { logits: floats(outputs, "logits"), stream: floats(outputs, "streams") })
+    }
+}
+
+/// A head that drafts several tokens at once, and then corrects each by the one before it.
+pub(crate) struct Block {
+    block: Executor,
+    correct: Executor,
+    /// Drafts per block.
+    pub(crate) size: usize,
+    noise: u32,
+}
+
+/// Drafts stay in a block while the product of their confidences is at least this (ds4's choice); the first
+/// always stays.
+const MIN_CONFIDENCE: f32 = 0.7;
+
+impl Block {
+    fn open(head: BlockHead, opening: &Opening<'_>, progress: Progress<'_>) -> Result<Block, EngineError> {
+        let BlockHead { block, correct, size, noise } = head;
+        let block = opening.executor(block, Bind { rows: size, outs: size }, progress)?;
+        let correct = opening.executor(correct, Bind { rows: 1, outs: 1 }, progress)?;
+        Ok(Block { block, correct, size, noise })
     }
 
-    /// Copies a page of every state.
-    pub(crate) fn copy_page(&self, from: u32, to: u32) -> Result<(), RuntimeError> {
-        crate::engine::copy_page_of(&self.executor, from, to)
+    /// Drafts up to `depth` tokens after `token`, which comes next in a sequence whose pages cover the block;
+    /// `choose` picks a draft from its logits.
+    pub(crate) fn run(
+        &mut self,
+        sequence: &Sequence,
+        token: u32,
+        depth: usize,
+        choose: &dyn Fn(&[f32]) -> Option<u32>,
+    ) -> Result<Vec<u32>, RuntimeError> {
+        let (start, size) = (sequence.len(), self.size);
+        let tokens: Vec<u32> = [token].into_iter().chain([self.noise].repeat(size - 1)).collect();
+        let out_rows: Vec<i32> = (0..size as i32).collect();
+        let ends = vec![(start + size - 1) as i32; size];
+        let further: [(&str, &[i32]); 2] = [("out_rows", &out_rows), ("ends", &ends)];
+        let outputs = run_rows(&mut self.block, sequence, start, &tokens, size, further)?;
+        let (base, hidden) = (floats(outputs, "logits"), floats(outputs, "hidden"));
+        let row =
+            |numbers: &[f32], i: usize| bits(&numbers[i * numbers.len() / size..][..numbers.len() / size]);
+        let (mut before, mut sure, mut drafts) = (token, 1.0, Vec::new());
+        for i in 0..depth.min(size) {
+            let (base, hidden) = (row(&base, i), row(&hidden, i));
+            let inputs: [(&str, &[i32]); 3] =
+                [("tokens", &[before as i32]), ("base", &base), ("hidden", &hidden)];
+            let outputs = self.correct.execute(Bind { rows: 1, outs: 0 }, &inputs)?;
+            sure *= floats(outputs, "confidence").first().copied().unwrap_or(0.0);
+            let Some(draft) = choose(&floats(outputs, "logits")) else { break };
+            if i > 0 && sure < MIN_CONFIDENCE {
+                break;
+            }
+            drafts.push(draft);
+            before = draft;
+        }
+        Ok(drafts)
     }
+}
+
+/// Runs rows of one sequence from position `start`, with the inputs that all graphs of heads have and `further` ones.
+fn run_rows<'e>(
+    executor: &'e mut Executor,
+    sequence: &Sequence,
+    start: usize,
+    tokens: &[u32],
+    outs: usize,
+    further: [(&str, &[i32]); 2],
+) -> Result<&'e StepOutputs, RuntimeError> {
+    let rows = tokens.len();
+    let to_i32 = |x: &[u32]| x.iter().map(|&v| v as i32).collect::<Vec<i32>>();
+    let positions: Vec<i32> = (start..start + rows).map(|p| p as i32).collect();
+    let slots: Vec<i32> = (start..start + rows).map(|p| sequence.slot(p)).collect();
+    let [a, b] = further;
+    let inputs: [(&str, &[i32]); 7] = [
+        ("tokens", &to_i32(tokens)),
+        ("positions", &positions),
+        ("slots", &slots),
+        ("table_at", &vec![0; rows]),
+        ("pages", &to_i32(&sequence.pages)),
+        a,
+        b,
+    ];
+    executor.execute(Bind { rows, outs }, &inputs)
+}
+
+/// f32 by their bits.
+fn bits(numbers: &[f32]) -> Vec<i32> {
+    numbers.iter().map(|x| x.to_bits() as i32).collect()
+}
+
+fn floats(outputs: &StepOutputs, name: &str) -> Vec<f32> {
+    let bytes = outputs.bytes(name).unwrap_or_default();
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }

@@ -13,7 +13,7 @@ use minfer_runtime::{
     Counters, Device, Executor, OpenOptions, Progress, Registry, SourceError, StateSpec, WeightSource,
 };
 
-use crate::draft::{Draft, DraftRows, Drafted};
+use crate::draft::{Draft, DraftRows, Drafted, Opening};
 use crate::error::EngineError;
 use crate::ngrams::Ngrams;
 use crate::options::EngineOptions;
@@ -149,8 +149,10 @@ impl Engine {
         let placed = Placed::new(graph, options.devices.clone(), &policy)?;
         let source = Source(model);
         let executor = Executor::open(placed, &states, &source, options.executor(), progress)?;
+        let opening =
+            Opening { trunk: &executor, options: &options, policy: &policy, source: &source, pages };
         let draft = match options.draft {
-            true => Draft::open(&executor, &*loaded, model, &options, (pages, &policy), &source, progress)?,
+            true => Draft::open(&*loaded, model, &opening, progress)?,
             false => None,
         };
         Ok(Engine {
@@ -337,23 +339,60 @@ impl Engine {
         self.draft.is_some()
     }
 
+    /// Numbers per row of [`Engine::streams`].
     pub(crate) fn draft_width(&self) -> usize {
-        self.draft.as_ref().map_or(0, |d| d.width)
+        self.draft.as_ref().map_or(0, Draft::width)
+    }
+
+    /// Tokens that the head drafts at once; 1 for a chain.
+    pub(crate) fn draft_block(&self) -> usize {
+        match &self.draft {
+            Some(Draft::Block(block)) => block.size,
+            _ => 1,
+        }
     }
 
     pub(crate) fn streams(&self) -> &[f32] {
         &self.streams
     }
 
-    /// Runs rows of the draft head; they may reach past the sequence's last token.
-    pub(crate) fn draft(
+    /// Runs rows of a chain of drafts; they may reach past the sequence's last token.
+    pub(crate) fn draft_chain(
         &mut self,
         id: SequenceId,
         rows: DraftRows<'_>,
         wanted: bool,
     ) -> Result<Drafted, EngineError> {
+        self.draft_with(id, rows.start + rows.next.len(), |draft, sequence| match draft {
+            Draft::Chain(chain) => Ok(chain.run(sequence, rows, wanted)?),
+            Draft::Block(_) => Err(EngineError::NoDraftHead),
+        })
+    }
+
+    /// Drafts up to `depth` tokens after `token`, all at once.
+    pub(crate) fn draft_at_once(
+        &mut self,
+        id: SequenceId,
+        token: u32,
+        depth: usize,
+        choose: &dyn Fn(&[f32]) -> Option<u32>,
+    ) -> Result<Vec<u32>, EngineError> {
+        let end = self.sequence(id)?.len() + self.draft_block();
+        self.draft_with(id, end, |draft, sequence| match draft {
+            Draft::Block(block) => Ok(block.run(sequence, token, depth, choose)?),
+            Draft::Chain(_) => Err(EngineError::NoDraftHead),
+        })
+    }
+
+    /// Lets the head run on a sequence whose pages cover the positions before `end`.
+    fn draft_with<T>(
+        &mut self,
+        id: SequenceId,
+        end: usize,
+        run: impl FnOnce(&mut Draft, &Sequence) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
-        let ahead = (rows.start + rows.next.len()).saturating_sub(sequence.len());
+        let ahead = end.saturating_sub(sequence.len());
         if let Some(copy) = sequence.reserve(ahead, &mut self.pool)?
             && let Err(error) = self.copy_page(copy)
         {
@@ -366,11 +405,11 @@ impl Engine {
         let (Some(draft), Some(sequence)) = (&mut self.draft, self.sequences.get_mut(&id.0)) else {
             return Err(EngineError::NoDraftHead);
         };
-        let drafted = draft.run(sequence, rows, wanted);
+        let drafted = run(draft, sequence);
         if drafted.is_err() {
             sequence.trim(&mut self.pool);
         }
-        Ok(drafted?)
+        drafted
     }
 }
 

@@ -73,6 +73,10 @@ impl Speculator {
 
     /// After a step that appended tokens: runs the head on every row whose next token is known.
     pub(crate) fn follow(&mut self, engine: &mut Engine, id: SequenceId) -> Result<(), EngineError> {
+        if engine.draft_block() > 1 {
+            // The model itself writes what a block reads.
+            return Ok(());
+        }
         self.streams.extend_from_slice(engine.streams());
         let tokens = engine.tokens(id)?;
         let known = tokens.len().saturating_sub(self.from + 1);
@@ -86,7 +90,7 @@ impl Speculator {
                 next: &next[done..done + count],
                 streams: &self.streams[done * width..(done + count) * width],
             };
-            engine.draft(id, rows, false)?;
+            engine.draft_chain(id, rows, false)?;
             done += count;
         }
         self.streams.drain(..known * width);
@@ -107,7 +111,13 @@ impl Speculator {
     ) -> Result<Round, EngineError> {
         let len = engine.tokens(id)?.len();
         let room = engine.context().saturating_sub(len + 1);
-        let drafts = self.draft(engine, id, token, self.depth.min(limit).min(room))?;
+        let depth = self.depth.min(limit).min(room);
+        let drafts = match engine.draft_block() {
+            1 => self.draft(engine, id, token, depth)?,
+            // A block has one size, and the context may end before.
+            size if depth == 0 || room + 1 < size => Vec::new(),
+            _ => engine.draft_at_once(id, token, depth, &best)?,
+        };
         let window: Vec<u32> = [token].into_iter().chain(drafts.iter().copied()).collect();
         let chunk = Chunk { sequence: id, tokens: &window, outs: Outs::All, window: true };
         let logits = engine.step(&[chunk])?;
@@ -148,7 +158,7 @@ impl Speculator {
         let len = tokens.len();
         let next: Vec<u32> = tokens[self.from + 1..].iter().copied().chain([token]).collect();
         let rows = DraftRows { start: self.from, next: &next, streams: &self.streams };
-        let mut drafted = engine.draft(id, rows, true)?;
+        let mut drafted = engine.draft_chain(id, rows, true)?;
         let mut drafts = Vec::new();
         for ahead in 0..depth {
             let Some(draft) = best(&drafted.logits) else { break };
@@ -156,7 +166,7 @@ impl Speculator {
             if ahead + 1 < depth {
                 let stream = std::mem::take(&mut drafted.stream);
                 let rows = DraftRows { start: len + ahead, next: &[draft], streams: &stream };
-                drafted = engine.draft(id, rows, true)?;
+                drafted = engine.draft_chain(id, rows, true)?;
             }
         }
         Ok(drafts)

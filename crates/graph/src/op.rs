@@ -109,6 +109,8 @@ pub enum Op {
     Compress(Compress),
     /// `positions i32[L] -> i32[L]`: the position, rounded down to a multiple of this.
     WindowStart(usize),
+    /// `x f32[L, ..], positions i32[L] -> f32[L, ..]`: rows at position 0 become zero.
+    ZeroFirst,
     /// `x f32[L, w], positions i32[L], slots i32[L]; state -> ()`: rows whose position plus one is not a multiple
     /// of `every`, or whose slot is negative, are skipped.
     StorePart(StorePart),
@@ -178,6 +180,7 @@ impl Op {
             Op::RopeTail(_) => "rope_tail",
             Op::Compress(_) => "compress",
             Op::WindowStart(_) => "window_start",
+            Op::ZeroFirst => "zero_first",
             Op::StorePart(_) => "store_part",
             Op::AttendWindow(_) => "attend_window",
             Op::GatherIds => "gather_ids",
@@ -261,6 +264,7 @@ impl Op {
             Op::RopeTail(r) => sig.rope(r),
             Op::Compress(c) => sig.compress(c),
             Op::WindowStart(ratio) => sig.window_start(*ratio),
+            Op::ZeroFirst => sig.zero_first(),
             Op::StorePart(s) => sig.store_part(s),
             Op::AttendWindow(a) => sig.attend_window(a),
             Op::GatherIds => sig.gather_ids(),
@@ -313,6 +317,7 @@ impl Op {
             | Op::StreamMul(_)
             | Op::StreamWeightedSum(_)
             | Op::RopeTail(_)
+            | Op::ZeroFirst
             | Op::ExpertWeights(_) => (Some(2), false, false),
             Op::StreamAdd(_) => (Some(3), false, false),
             Op::StreamMix(_) => (Some(4), false, false),

@@ -26,6 +26,7 @@ fn every_op() -> Vec<Op> {
         Op::RopeTail(ROPE),
         Op::Compress(OVERLAP),
         Op::WindowStart(4),
+        Op::ZeroFirst,
         Op::StorePart(StorePart { part: 1, every: 4 }),
         Op::AttendWindow(window(4)),
         Op::GatherIds,
@@ -47,7 +48,8 @@ fn bad(op: Op, inputs: &[ValueType], w: Option<&WeightDecl>, s: Option<&StateDec
 #[test]
 fn names_and_nothing() {
     let names: Vec<_> = every_op().iter().map(Op::name).collect();
-    let expected = "rope_tail compress window_start store_part attend_window gather_ids expert_weights";
+    let expected =
+        "rope_tail compress window_start zero_first store_part attend_window gather_ids expert_weights";
     assert_eq!(names.join(" "), expected);
     let (w, s) = (decl("w", F32, &[4]), kv(0, &[16]));
     for op in every_op() {
@@ -69,6 +71,8 @@ fn compression() {
     assert_eq!(bad(op, &inputs, Some(&bias), Some(&state(64))), "needs recurrent state of 448 numbers");
     assert_eq!(good(Op::WindowStart(4), &[i32s(&[])], None, None), ["i32[rows]"]);
     assert_eq!(bad(Op::WindowStart(0), &[i32s(&[])], None, None), "windows of no positions");
+    assert_eq!(good(Op::ZeroFirst, &[f32s(&[4, 8]), i32s(&[])], None, None), ["f32[rows, 4, 8]"]);
+    assert!(bad(Op::ZeroFirst, &[f32s(&[8]), f32s(&[])], None, None).contains("i32"));
     let (store, cache) = (|part| Op::StorePart(StorePart { part, every: 4 }), kv(0, &[16, 8]));
     let inputs = [f32s(&[8]), i32s(&[]), i32s(&[])];
     assert!(good(store(1), &inputs, None, Some(&cache)).is_empty());

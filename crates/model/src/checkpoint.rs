@@ -87,8 +87,8 @@ impl Checkpoint {
     pub(crate) fn full_name(&self, names: Names, layer: Option<usize>, suffix: &str) -> String {
         let (gguf, hf) = names;
         let mut name = match (self.is_hf(), layer) {
-            (true, Some(i)) => match self.draft_layer(i) {
-                Some(d) => format!("mtp.layers.{d}.{hf}"),
+            (true, Some(i)) => match self.draft_prefix(i) {
+                Some(prefix) => format!("{prefix}{hf}"),
                 None => format!("{}layers.{i}.{hf}", self.hf_prefix()),
             },
             (true, None) => match hf.strip_prefix("model.") {
@@ -107,11 +107,15 @@ impl Checkpoint {
 
     /// Layers of a draft head follow the model's in number. In directories that keep the head under `mtp.`
     /// they are counted from 0 there.
-    fn draft_layer(&self, layer: usize) -> Option<usize> {
+    fn draft_prefix(&self, layer: usize) -> Option<String> {
         let Checkpoint::Hf(d) = self else { return None };
         let layers = text_config(d.config()).get("num_hidden_layers").and_then(Json::as_u64)?;
         let draft = layer.checked_sub(usize::try_from(layers).ok()?)?;
-        d.tensor("mtp.fc_hidden.weight").map(|_| draft)
+        let has = |name: &str| d.tensor(name).is_some();
+        if has("mtp.fc_hidden.weight") {
+            return Some(format!("mtp.layers.{draft}."));
+        }
+        has("mtp.0.attn_norm.weight").then(|| format!("mtp.{draft}."))
     }
 
     /// What the decoder's tensors are called below in Hugging Face directories: models that also see

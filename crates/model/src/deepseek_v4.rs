@@ -5,9 +5,10 @@
 //! mixture of experts with a shared one, in the first layers chosen by the token alone.
 //!
 //! Tensor names are those of the published directories and of llama.cpp's GGUF files; formulas are transformers
-//! 5.24's. Draft layers and the 8-bit round trip of cached rows are left out. All rows of the window's cache are kept, not a ring of them,
+//! 5.24's. The 8-bit round trip of cached rows is left out. All rows of the window's cache are kept, not a ring of them,
 //! and a compressed row takes the room of the positions that it stands for.
 
+mod draft;
 mod sizes;
 
 use minfer_graph::{
@@ -15,14 +16,14 @@ use minfer_graph::{
     RopeTable, Router, Scoring, StateId, StorePart, Streams, ValueId,
 };
 
-use crate::Model;
 use crate::checkpoint::{Checkpoint, Names};
 use crate::decoder::EMBED_BARE;
 use crate::error::ModelError;
 use crate::hyper::{Hyper, text_config};
 use crate::parts::{Parts, SIGMOID};
 use crate::rope;
-use sizes::{SPARSE, Sizes};
+use crate::{DraftHead, Model};
+use sizes::{Dspark, SPARSE, Sizes};
 
 const ARCH: &str = "deepseek4";
 
@@ -119,20 +120,74 @@ impl Model for DeepseekV4 {
     }
 
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
-        let (mut step, mut h) = Step::start(ck, self, page_table)?;
+        self.trunk(ck, page_table, Head::None)
+    }
+
+    fn graph_with_streams(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        self.trunk(ck, page_table, self.head(ck)?)
+    }
+
+    fn draft_head(&self, ck: &Checkpoint, page_table: usize) -> Result<Option<DraftHead>, ModelError> {
+        match self.head(ck)? {
+            Head::None => Ok(None),
+            Head::Legacy => draft::chain(self, ck, page_table).map(Some),
+            Head::Dspark(dspark) => draft::block(self, ck, page_table, dspark).map(Some),
+        }
+    }
+}
+
+/// The draft heads that checkpoints of this architecture come with.
+#[derive(Clone, Copy)]
+enum Head<'a> {
+    None,
+    Legacy,
+    Dspark(&'a Dspark),
+}
+
+impl DeepseekV4 {
+    fn head(&self, ck: &Checkpoint) -> Result<Head<'_>, ModelError> {
+        let first = Some(self.hyper.layers);
+        if ck.has(draft::MAIN, first, "weight")? {
+            let missing =
+                || ck.bad("config.json: dspark_target_layer_ids", "is missing, but there is a head");
+            return Ok(Head::Dspark(self.sizes.dspark.as_ref().ok_or_else(missing)?));
+        }
+        Ok(if ck.has(draft::HIDDEN, first, "weight")? { Head::Legacy } else { Head::None })
+    }
+
+    /// The decoder, with what a draft head needs of it.
+    fn trunk(&self, ck: &Checkpoint, page_table: usize, head: Head<'_>) -> Result<Graph, ModelError> {
+        let (mut step, x) = Step::start(ck, self, page_table)?;
+        let mut h = step.streams(x);
+        let mut taps = Vec::new();
         for layer in 0..self.hyper.layers {
             step.p.enter(layer);
-            let (x, mix) = step.read(h, &ATTN_MIXER)?;
-            let x = step.p.norm(x, ATTN_NORM, self.hyper.hidden)?;
-            let y = step.attention(x)?;
-            h = step.write(h, y, mix);
-            let (x, mix) = step.read(h, &FFN_MIXER)?;
-            let x = step.p.norm(x, FFN_NORM, self.hyper.hidden)?;
-            let y = step.moe(x)?;
-            h = step.write(h, y, mix);
+            let reach = step.reach();
+            h = step.attend(h, reach)?;
+            h = step.feed(h)?;
+            if matches!(head, Head::Dspark(d) if d.targets.contains(&layer)) {
+                taps.push(step.mean(h));
+            }
         }
-        step.finish(h)
+        match head {
+            Head::None => {}
+            Head::Legacy => step.p.b.output("streams", h),
+            Head::Dspark(_) => step.keep_main(&taps)?,
+        }
+        step.p.leave();
+        let h = step.p.b.gather_rows(h, step.p.out_rows);
+        let x = step.collapse(h)?;
+        step.finish(x, OUTPUT_NORM)
     }
+}
+
+/// What rows attend to.
+#[derive(Clone, Copy)]
+struct Reach {
+    /// Last position, start of the page list, page lists.
+    tables: [ValueId; 3],
+    /// Positions up to the last.
+    window: usize,
 }
 
 /// Rotation of a layer's rows.
@@ -155,7 +210,7 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// Declares the inputs and embeds the tokens; returns the residual streams `[rows, streams * hidden]`.
+    /// Declares the inputs and embeds the tokens; returns `[rows, hidden]`.
     fn start(
         ck: &'a Checkpoint,
         m: &'a DeepseekV4,
@@ -164,7 +219,6 @@ impl<'a> Step<'a> {
         let (h, s) = (&m.hyper, &m.sizes);
         let mut p = Parts::new(ck, h, page_table);
         let (x, _) = p.embed(EMBED_BARE, h)?;
-        let x = p.b.streams(Op::Repeat, Streams { n: s.streams, scale: 1.0 }, &[x], "streams");
         let plain = rope::table(h.rope_theta, h.rope_dims, &h.scaling);
         let compressed = rope::table(s.compress_theta, h.rope_dims, &s.compress_scaling);
         let positions = p.positions();
@@ -176,14 +230,41 @@ impl<'a> Step<'a> {
         Ok((Step { p, m, rope, window_ropes }, x))
     }
 
+    /// The row as every one of its residual streams.
+    fn streams(&mut self, x: ValueId) -> ValueId {
+        self.p.b.streams(Op::Repeat, Streams { n: self.m.sizes.streams, scale: 1.0 }, &[x], "streams")
+    }
+
+    /// The attention sublayer.
+    fn attend(&mut self, h: ValueId, reach: Reach) -> Result<ValueId, ModelError> {
+        let (x, mix) = self.read(h, &ATTN_MIXER)?;
+        let x = self.p.norm(x, ATTN_NORM, self.m.hyper.hidden)?;
+        let y = self.attention(x, reach)?;
+        Ok(self.write(h, y, mix))
+    }
+
+    /// The sublayer of experts.
+    fn feed(&mut self, h: ValueId) -> Result<ValueId, ModelError> {
+        let (x, mix) = self.read(h, &FFN_MIXER)?;
+        let x = self.p.norm(x, FFN_NORM, self.m.hyper.hidden)?;
+        let y = self.moe(x)?;
+        Ok(self.write(h, y, mix))
+    }
+
+    /// Of a row to the window that ends with it.
+    fn reach(&self) -> Reach {
+        Reach { tables: self.p.tables, window: self.m.sizes.window }
+    }
+
     /// What a sublayer sees of the streams `h`, and how its result is written back: weights of the streams, and
     /// the matrix that mixes them.
     fn read(&mut self, h: ValueId, mixer: &Mixer) -> Result<(ValueId, [ValueId; 2]), ModelError> {
         let s = &self.m.sizes;
-        let (n, layer) = (s.streams, self.p.layer());
+        let n = s.streams;
         let width = (2 + n) * n;
-        let m = self.mixer_input(h, mixer, layer, width)?;
-        let weight = self.p.ck.joined(&[(mixer.base, "", width), (mixer.scale, "", 3)], layer, &[])?;
+        let m = self.mixer_input(h, mixer, width)?;
+        let parts = [(mixer.base, "", width), (mixer.scale, "", 3)];
+        let weight = self.p.ck.joined(&parts, self.p.layer(), &[])?;
         let weight = self.p.b.weight(weight);
         let mix = HyperMix { n, iterations: s.sinkhorn, eps: s.hyper_eps };
         let [pre, post, comb] = self.p.b.hyper_mix(m, weight, mix);
@@ -192,16 +273,10 @@ impl<'a> Step<'a> {
     }
 
     /// `n` numbers from the streams, normed as one row.
-    fn mixer_input(
-        &mut self,
-        h: ValueId,
-        mixer: &Mixer,
-        layer: Option<usize>,
-        n: usize,
-    ) -> Result<ValueId, ModelError> {
+    fn mixer_input(&mut self, h: ValueId, mixer: &Mixer, n: usize) -> Result<ValueId, ModelError> {
         let width = self.m.sizes.streams * self.m.hyper.hidden;
         let normed = self.p.b.unit_norm(h, Norm { eps: self.m.hyper.norm_eps, group: width });
-        let project = self.p.b.weight(self.p.ck.weight(mixer.project, layer, "", &[n, width])?);
+        let project = self.p.weight(mixer.project, "", &[n, width])?;
         Ok(self.p.b.matmul(normed, project, "mixer"))
     }
 
@@ -212,8 +287,8 @@ impl<'a> Step<'a> {
     }
 
     /// Attention of `x [rows, hidden]`, projected back.
-    fn attention(&mut self, x: ValueId) -> Result<ValueId, ModelError> {
-        let (h, s, ratio) = (&self.m.hyper, &self.m.sizes, self.m.sizes.ratios[self.p.number()]);
+    fn attention(&mut self, x: ValueId, reach: Reach) -> Result<ValueId, ModelError> {
+        let (h, s, ratio) = (&self.m.hyper, &self.m.sizes, self.ratio());
         let (dim, width) = (h.head_dim, h.heads * h.head_dim);
         let rope = self.rope[usize::from(ratio > 0)];
         let low = self.p.linear(x, Q_DOWN, [s.q_rank, h.hidden], "q_low")?;
@@ -221,11 +296,7 @@ impl<'a> Step<'a> {
         let q = self.p.linear(low, Q_UP, [width, s.q_rank], "q")?;
         let q = self.p.b.unit_norm(q, Norm { eps: h.norm_eps, group: dim });
         let q = self.p.b.rope_tail(q, rope.forward, dim);
-        let kv = self.p.linear(x, KV, [dim, h.hidden], "kv")?;
-        let kv = self.p.norm(kv, KV_NORM, dim)?;
-        let kv = self.p.b.rope_tail(kv, rope.forward, dim);
-        let state = self.kv_state(ratio);
-        self.p.b.store_part(kv, self.p.positions(), self.p.slots, state, StorePart { part: 0, every: 1 });
+        let state = self.keep(x, rope)?;
         let mut chosen = None;
         if ratio > 0 {
             self.compress(x, &ROWS, dim, state, 1)?;
@@ -236,10 +307,26 @@ impl<'a> Step<'a> {
         }
         let sinks = self.p.weight(SINKS, "", &[h.heads])?;
         let attend = Attend { heads: h.heads, kv_heads: 1, scale: 1.0 / (dim as f32).sqrt(), v_part: 0 };
-        let attend = AttendWindow { attend, window: s.window, ratio };
-        let y = self.p.b.attend_window(q, self.p.tables, chosen, sinks, state, attend);
+        let attend = AttendWindow { attend, window: reach.window, ratio };
+        let y = self.p.b.attend_window(q, reach.tables, chosen, sinks, state, attend);
         let y = self.p.b.rope_tail(y, rope.back, dim);
         self.project_out(y)
+    }
+
+    /// Keys of `x`, which are also the values, into the layer's state.
+    fn keep(&mut self, x: ValueId, rope: Tables) -> Result<StateId, ModelError> {
+        let (hidden, dim) = (self.m.hyper.hidden, self.m.hyper.head_dim);
+        let kv = self.p.linear(x, KV, [dim, hidden], "kv")?;
+        let kv = self.p.norm(kv, KV_NORM, dim)?;
+        let kv = self.p.b.rope_tail(kv, rope.forward, dim);
+        let state = self.kv_state(self.ratio());
+        self.p.b.store_part(kv, self.p.positions(), self.p.slots, state, StorePart { part: 0, every: 1 });
+        Ok(state)
+    }
+
+    /// Positions per compressed row of this layer; draft heads have none.
+    fn ratio(&self) -> usize {
+        self.m.sizes.ratios.get(self.p.number()).copied().unwrap_or(0)
     }
 
     /// Rows of positions; compressed rows; keys of the indexer.
@@ -262,7 +349,7 @@ impl<'a> Step<'a> {
         state: StateId,
         part: usize,
     ) -> Result<(), ModelError> {
-        let (hidden, ratio) = (self.m.hyper.hidden, self.m.sizes.ratios[self.p.number()]);
+        let (hidden, ratio) = (self.m.hyper.hidden, self.ratio());
         let compress = Compress { ratio, overlap: ratio == SPARSE };
         let width = compress.parts() * dim;
         let kv = self.p.linear(x, c.kv, [width, hidden], "compress_kv")?;
@@ -340,14 +427,12 @@ impl<'a> Step<'a> {
         Ok((ids, self.p.b.expert_weights(logits, ids, ExpertWeights { scoring, scale })))
     }
 
-    /// The rows whose logits are wanted: their streams become one, then norm and head.
-    fn finish(mut self, h: ValueId) -> Result<Graph, ModelError> {
-        self.p.leave();
-        let (hidden, n) = (self.m.hyper.hidden, self.m.sizes.streams);
-        let h = self.p.b.gather_rows(h, self.p.out_rows);
-        let m = self.mixer_input(h, &HEAD_MIXER, None, n)?;
-        let scale = self.p.b.weight(self.p.ck.weight(HEAD_MIXER.scale, None, "", &[1])?);
-        let base = self.p.b.weight(self.p.ck.weight(HEAD_MIXER.base, None, "", &[n])?);
+    /// The streams weighted and summed, with the weights of the model's end or of the draft layer's.
+    fn collapse(&mut self, h: ValueId) -> Result<ValueId, ModelError> {
+        let n = self.m.sizes.streams;
+        let m = self.mixer_input(h, &HEAD_MIXER, n)?;
+        let scale = self.p.weight(HEAD_MIXER.scale, "", &[1])?;
+        let base = self.p.weight(HEAD_MIXER.base, "", &[n])?;
         let m = self.p.b.scale(m, scale);
         let m = self.p.b.bias_add(m, base);
         let weights = self.p.b.act(m, SIGMOID);
@@ -355,8 +440,14 @@ impl<'a> Step<'a> {
         // Each weight is a sigmoid plus epsilon.
         let rest = Streams { n, scale: self.m.sizes.hyper_eps };
         let rest = self.p.b.streams(Op::StreamSum, rest, &[h], "rest");
-        let x = self.p.b.add(x, rest);
-        let x = self.p.norm(x, OUTPUT_NORM, hidden)?;
+        Ok(self.p.b.add(x, rest))
+    }
+
+    /// Norm and output matrix.
+    fn finish(mut self, x: ValueId, norm: Names) -> Result<Graph, ModelError> {
+        let hidden = self.m.hyper.hidden;
+        let x = self.p.norm(x, norm, hidden)?;
+        self.p.leave();
         let logits = self.p.linear(x, OUTPUT, [self.m.hyper.vocab, hidden], "logits")?;
         self.p.b.output("logits", logits);
         self.p.finish()

@@ -8,6 +8,7 @@
 //! so that one latent per position serves all heads, both as key and as value; its other part takes what was
 //! attended to out of that space.
 
+mod draft;
 mod sizes;
 
 use minfer_graph::{
@@ -15,12 +16,12 @@ use minfer_graph::{
     StateId, Streams, ValueId, WeightId, WeightMap,
 };
 
-use crate::Model;
 use crate::checkpoint::{Checkpoint, Names};
 use crate::decoder::EMBED;
 use crate::error::ModelError;
 use crate::hyper::{Experts, Hyper, text_config};
 use crate::parts::{Parts, SIGMOID};
+use crate::{DraftHead, Model};
 use sizes::Sizes;
 
 const ARCH: &str = "glm5-next";
@@ -115,6 +116,21 @@ impl Model for Glm5Next {
     }
 
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        self.trunk(ck, page_table, false)
+    }
+
+    fn graph_with_streams(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
+        self.trunk(ck, page_table, true)
+    }
+
+    fn draft_head(&self, ck: &Checkpoint, page_table: usize) -> Result<Option<DraftHead>, ModelError> {
+        Ok(draft::graph(self, ck, page_table)?.map(DraftHead::Chain))
+    }
+}
+
+impl Glm5Next {
+    /// The decoder; with `streams`, the normed mean of its residual streams of all rows is a result too.
+    fn trunk(&self, ck: &Checkpoint, page_table: usize, streams: bool) -> Result<Graph, ModelError> {
         let (mut step, mut h) = Step::start(ck, self, page_table)?;
         for layer in 0..self.hyper.layers {
             step.p.enter(layer);
@@ -126,7 +142,16 @@ impl Model for Glm5Next {
             let y = if dense { step.ffn(x, DENSE, self.hyper.ffn)? } else { step.moe(x)? };
             h = step.write(h, y, write);
         }
-        step.finish(h)
+        step.p.leave();
+        if streams {
+            let x = step.collapse(h)?;
+            step.p.b.output("streams", x);
+            let x = step.p.b.gather_rows(x, step.p.out_rows);
+            return step.head(x);
+        }
+        let h = step.p.b.gather_rows(h, step.p.out_rows);
+        let x = step.collapse(h)?;
+        step.head(x)
     }
 }
 
@@ -318,15 +343,17 @@ impl<'a> Step<'a> {
         self.p.linear(inner, down, [hidden, ffn], "ffn_out")
     }
 
-    /// The rows whose logits are wanted: the mean of their streams goes through the norm and the head.
-    fn finish(mut self, h: ValueId) -> Result<Graph, ModelError> {
-        self.p.leave();
-        let (hidden, vocab) = (self.m.hyper.hidden, self.m.hyper.vocab);
-        let h = self.p.b.gather_rows(h, self.p.out_rows);
+    /// The normed mean of the streams.
+    fn collapse(&mut self, h: ValueId) -> Result<ValueId, ModelError> {
         let n = self.m.sizes.mix.n;
         let x = self.p.b.streams(Op::StreamSum, Streams { n, scale: 1.0 / n as f32 }, &[h], "mean");
-        let x = self.p.norm(x, OUTPUT_NORM, hidden)?;
-        let logits = self.p.linear(x, OUTPUT, [vocab, hidden], "logits")?;
+        self.p.norm(x, OUTPUT_NORM, self.m.hyper.hidden)
+    }
+
+    /// The output matrix, for rows whose logits are wanted.
+    fn head(mut self, x: ValueId) -> Result<Graph, ModelError> {
+        self.p.leave();
+        let logits = self.p.linear(x, OUTPUT, [self.m.hyper.vocab, self.m.hyper.hidden], "logits")?;
         self.p.b.output("logits", logits);
         self.p.finish()
     }

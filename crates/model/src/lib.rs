@@ -45,7 +45,8 @@ pub trait Model: Send + Sync {
     /// A missing tensor or a wrong shape, by name.
     fn graph(&self, checkpoint: &Checkpoint, page_table: usize) -> Result<Graph, ModelError>;
 
-    /// The same graph with a second output, what a draft head continues from: `streams` f32 `[rows, width]`.
+    /// The same graph with what the draft head needs of it: a second output `streams` f32 `[rows, width]` for a
+    /// [`DraftHead::Chain`], the head's own paged state of every row for a [`DraftHead::Block`].
     ///
     /// # Errors
     /// As [`Model::graph`].
@@ -53,14 +54,15 @@ pub trait Model: Send + Sync {
         self.graph(checkpoint, page_table)
     }
 
-    /// The graph of the model's own draft head, if the checkpoint has one. Inputs: those of a model without
-    /// recurrent state, where row `t` has the token *after* position `t`, and `streams` f32 `[rows, width]`:
-    /// the model's for committed rows, the head's own for drafts of drafts. Outputs: `logits` f32
-    /// `[outs, vocab]` for the token after that, and `streams` f32 `[outs, width]`.
+    /// The model's own draft head, if the checkpoint has one.
     ///
     /// # Errors
     /// As [`Model::graph`].
-    fn draft_graph(&self, _checkpoint: &Checkpoint, _page_table: usize) -> Result<Option<Graph>, ModelError> {
+    fn draft_head(
+        &self,
+        _checkpoint: &Checkpoint,
+        _page_table: usize,
+    ) -> Result<Option<DraftHead>, ModelError> {
         Ok(None)
     }
 
@@ -77,6 +79,34 @@ pub trait Model: Send + Sync {
     fn ngram_table(&self, _checkpoint: &Checkpoint) -> Result<Option<WeightDecl>, ModelError> {
         Ok(None)
     }
+}
+
+/// A model's own draft head. Its graphs take the inputs of a model without recurrent state.
+pub enum DraftHead {
+    /// Drafts one token after the other. Row `t` has the token *after* position `t`, and of the further input
+    /// `streams` f32 `[rows, width]` the model's row for committed rows, the head's own for drafts of drafts.
+    /// Outputs: `logits` f32 `[outs, vocab]` for the token after that, and `streams` f32 `[outs, width]`.
+    Chain(Graph),
+    /// Drafts several tokens at once.
+    Block(BlockHead),
+}
+
+/// A head that drafts a block of tokens at once, then corrects each by the one before it.
+pub struct BlockHead {
+    /// The rows of a block: the last chosen token at the position after the committed ones, then noise. The
+    /// further input `ends` i32 `[rows]` is the last position of the block, to which all of its rows attend.
+    /// Outputs for row `i`, a draft of the token at the position after its own: `logits` f32 `[outs, vocab]`,
+    /// `hidden` f32 `[outs, width]`. State of committed rows comes from the model's own graph, which has
+    /// states of the same names.
+    pub block: Graph,
+    /// Inputs: `tokens` i32 `[rows]`, the token before each draft, and that draft's `base` and `hidden`, outputs
+    /// of the block. Outputs: `logits` f32 `[rows, vocab]`, and `confidence` f32 `[rows, 1]`, the expected rate at
+    /// which such drafts are kept.
+    pub correct: Graph,
+    /// Drafts per block.
+    pub size: usize,
+    /// The token of all rows but the first.
+    pub noise: u32,
 }
 
 /// One row of the architecture table.

@@ -15,7 +15,6 @@ use minfer_graph::{
     Slice, Streams, ValueId, ValueType, WeightDecl, WeightId, WeightMap,
 };
 
-use crate::Model;
 use crate::checkpoint::{Checkpoint, Names};
 use crate::decoder::EMBED;
 use crate::error::ModelError;
@@ -23,6 +22,7 @@ use crate::hyper::{Experts, Hyper, text_config};
 use crate::ngram::Ngram;
 use crate::parts::{Parts, SIGMOID};
 use crate::rope;
+use crate::{DraftHead, Model};
 use sizes::{Ple, Sizes};
 
 const ARCH: &str = "qwen4exp";
@@ -136,8 +136,8 @@ impl Model for Qwen4Exp {
         self.trunk(ck, page_table, true)
     }
 
-    fn draft_graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Option<Graph>, ModelError> {
-        draft::graph(self, ck, page_table)
+    fn draft_head(&self, ck: &Checkpoint, page_table: usize) -> Result<Option<DraftHead>, ModelError> {
+        Ok(draft::graph(self, ck, page_table)?.map(DraftHead::Chain))
     }
 }
 

@@ -48,9 +48,9 @@ fn builds_and_declares_its_states() {
     assert_eq!(widths("kv.2"), [32, 32, 16]);
     assert_eq!(widths("kv.3"), [32, 32]);
     // 7 rows of kv and gates, twice as wide as what they are compressed to; 127 rows that are not.
-    assert_eq!(widths("compress.2.1"), [7 * 2 * 64]);
-    assert_eq!(widths("compress.4.2"), [7 * 2 * 32]);
-    assert_eq!(widths("compress.3.1"), [127 * 2 * 32]);
+    assert_eq!(widths("compress.2"), [7 * 2 * 64]);
+    assert_eq!(widths("compress_index.4"), [7 * 2 * 32]);
+    assert_eq!(widths("compress.3"), [127 * 2 * 32]);
     assert_eq!(graph.states.len(), 5 + 2 * 2 + 1);
     let mixer = graph.weights.iter().find(|w| w.name.starts_with("layers.1.hc_ffn_base")).unwrap();
     assert_eq!((mixer.shape.as_slice(), mixer.tensors.len()), (&[27][..], 2));

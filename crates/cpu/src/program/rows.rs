@@ -118,6 +118,11 @@ impl<'a> Row<'a> {
                     let position = self.i32(0)[0];
                     self.out(0)[0] = position - position.rem_euclid(*ratio as i32);
                 }
+                Op::ZeroFirst => {
+                    let keep = self.i32(1)[0] != 0;
+                    let out: &mut [f32] = self.out(0);
+                    if keep { out.copy_from_slice(self.f32(0)) } else { out.fill(0.0) }
+                }
                 Op::StorePart(s) => self.store_part(s),
                 Op::CombineExperts => k.combine(self.f32(0), self.f32(1), self.out(0)),
                 Op::ArgMax => self.out(0)[0] = k.argmax(self.f32(0)) as i32,

@@ -87,6 +87,31 @@ impl Golden {
     }
 }
 
+/// A tiny checkpoint and its draft head, as one directory of two shards. A DSpark head gets the settings of the
+/// reference (`oracle/gen_deepseek_v4_mtp.py`).
+pub fn with_head(dir: &Path, family: &str, head: &str) -> PathBuf {
+    let from = data(&format!("oracle/{family}"));
+    let mut map = serde_json::Map::new();
+    for (file, shard) in [("model.safetensors", "a.safetensors"), (head, "b.safetensors")] {
+        std::fs::copy(from.join(file), dir.join(shard)).unwrap();
+        let tensors = minfer_format::hf::Safetensors::open(&from.join(file)).unwrap();
+        for t in tensors.tensors() {
+            map.insert(t.name.clone(), shard.into());
+        }
+    }
+    let config = std::fs::read(from.join("config.json")).unwrap();
+    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&config).unwrap();
+    if head.starts_with("dspark") {
+        let settings = [("block_size", 5), ("markov_rank", 12), ("noise_token_id", 130)];
+        config.extend(settings.map(|(key, n)| (format!("dspark_{key}"), n.into())));
+        config.insert("dspark_target_layer_ids".to_string(), vec![2, 3, 4].into());
+    }
+    std::fs::write(dir.join("config.json"), serde_json::to_string(&config).unwrap()).unwrap();
+    let index = serde_json::json!({ "weight_map": map });
+    std::fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    dir.to_path_buf()
+}
+
 /// Logits of every token, processed in chunks of the given sizes (the last size repeats).
 pub fn logits_in_chunks(engine: &mut Engine, tokens: &[u32], sizes: &[usize]) -> Vec<Vec<f32>> {
     let sequence = engine.new_sequence();

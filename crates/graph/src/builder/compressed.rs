@@ -20,6 +20,11 @@ impl GraphBuilder {
         self.one(Op::Compress(compress), &inputs, Some(bias), Some(state), "compressed")
     }
 
+    /// `x`, with zeros in rows at position 0.
+    pub fn zero_first(&mut self, x: ValueId, positions: ValueId) -> ValueId {
+        self.one(Op::ZeroFirst, &[x, positions], None, None, "zero_first")
+    }
+
     /// First position of each row's window of `ratio` positions.
     pub fn window_start(&mut self, positions: ValueId, ratio: usize) -> ValueId {
         self.one(Op::WindowStart(ratio), &[positions], None, None, "window_start")

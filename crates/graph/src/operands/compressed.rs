@@ -27,6 +27,12 @@ impl Operands<'_> {
         }
     }
 
+    pub(crate) fn zero_first(&self) -> Result<Vec<ValueType>, String> {
+        let x = self.float(0)?;
+        self.same_lead(&[x.shape.lead, self.indices(1)?])?;
+        Ok(vec![x.clone()])
+    }
+
     pub(crate) fn store_part(&self, s: &StorePart) -> Result<Vec<ValueType>, String> {
         let x = self.float(0)?;
         self.same_lead(&[x.shape.lead, self.indices(1)?, self.indices(2)?])?;

@@ -35,9 +35,45 @@ pub(super) struct Sizes {
     /// Factor on the routed experts.
     pub(super) routed_scale: f32,
     pub(super) shared_ffn: usize,
+    /// Settings of a DSpark draft head, where the configuration has them.
+    pub(super) dspark: Option<Dspark>,
     /// Rotation in layers with compressed rows.
     pub(super) compress_theta: f32,
     pub(super) compress_scaling: Scaling,
+}
+
+/// Settings of a DSpark draft head.
+pub(super) struct Dspark {
+    /// Drafts per block.
+    pub(super) size: usize,
+    /// Layers whose streams the head's keys are made from.
+    pub(super) targets: Vec<usize>,
+    /// Rank of the correction.
+    pub(super) rank: usize,
+    pub(super) noise: u32,
+}
+
+impl Dspark {
+    fn from_hf(c: &Config<'_>, hyper: &Hyper) -> Result<Option<Dspark>, ModelError> {
+        let targets = c.list("dspark_target_layer_ids")?;
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        let within = |key: &str, range: std::ops::Range<usize>| match c.need(key)? {
+            n if range.contains(&n) => Ok(n),
+            n => Err(c.ck.bad(&format!("config.json: {key}"), format!("is {n}, outside {range:?}"))),
+        };
+        if targets.iter().any(|&t| t >= hyper.layers) || !targets.is_sorted_by(|a, b| a < b) {
+            let why = format!("is {targets:?}, not an ascending list of the {} layers", hyper.layers);
+            return Err(c.ck.bad("config.json: dspark_target_layer_ids", why));
+        }
+        Ok(Some(Dspark {
+            size: within("dspark_block_size", 1..64)?,
+            targets,
+            rank: within("dspark_markov_rank", 1..1 << 16)?,
+            noise: within("dspark_noise_token_id", 0..hyper.vocab)? as u32,
+        }))
+    }
 }
 
 /// The ratio whose windows overlap, and whose compressed rows are chosen by an indexer.
@@ -78,6 +114,7 @@ impl DeepseekV4 {
             swiglu_limit: float("swiglu_limit", f32::INFINITY)?,
             routed_scale: float("routed_scaling_factor", 1.0)?,
             shared_ffn: c.opt("n_shared_experts", 1)?.saturating_mul(hyper.ffn),
+            dspark: Dspark::from_hf(&c, &hyper)?,
             compress_theta: float("compress_rope_theta", 160_000.0)?,
             compress_scaling: compress_scaling(&c)?,
         };
@@ -114,6 +151,8 @@ impl DeepseekV4 {
             // Files have 0 where there is no scale.
             routed_scale: m.opt_f32(&key("expert_weights_scale"))?.filter(|&s| s != 0.0).unwrap_or(1.0),
             shared_ffn: m.opt_usize(&key("expert_shared_count"))?.unwrap_or(1).saturating_mul(hyper.ffn),
+            // Files of draft heads are of another architecture.
+            dspark: None,
             compress_theta: k.float("attention.compress_rope_freq_base")?,
             compress_scaling: k.compress_scaling()?,
         };

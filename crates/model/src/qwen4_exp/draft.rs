@@ -33,10 +33,11 @@ pub(super) fn graph(m: &Qwen4Exp, ck: &Checkpoint, page_table: usize) -> Result<
     let (x, inject) = step.read(h, &ATTN_MIXER)?;
     let y = step.attention(x)?;
     h = step.write(h, y, &ATTN_MIXER, inject)?;
+    // Rows that nothing is drafted from only leave their keys and values.
+    h = step.p.b.gather_rows(h, step.p.out_rows);
     let (x, inject) = step.read(h, &FFN_MIXER)?;
     let y = step.moe(x)?;
     h = step.write(h, y, &FFN_MIXER, inject)?;
-    let h = step.p.b.gather_rows(h, step.p.out_rows);
     step.p.b.output("streams", h);
     step.finish(h, &MIXER).map(Some)
 }

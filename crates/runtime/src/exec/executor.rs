@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use minfer_graph::{Bind, Dim, Input, StateId, ValueId};
 
-use super::load::{Progress, Shared, WeightSource, Weights, check_budget, load_weights, open_states, shared};
+use super::load::{Progress, Shared, States, WeightSource, Weights, check_budget, load_weights, open_states};
 use super::transfer::{Arrived, Destination, Transfers};
 use crate::counters::Counters;
 use crate::device::{Arena, DeviceError, Program, ProgramSpec, Region, StateBuffer, StateSpec, WaitError};
@@ -48,7 +48,7 @@ pub struct Executor {
     placed: Arc<Placed>,
     options: ExecutorOptions,
     weights: Weights,
-    states: Vec<Option<Arc<dyn StateBuffer>>>,
+    states: States,
     arenas: Vec<Arc<dyn Arena>>,
     compiled: BTreeMap<Bind, Compiled>,
     transfers: Transfers,
@@ -70,11 +70,12 @@ impl Executor {
         options: ExecutorOptions,
         progress: Progress<'_>,
     ) -> Result<Executor, RuntimeError> {
-        Executor::open_with(placed, states, source, options, &Shared::new(), progress)
+        Executor::open_with(placed, states, source, options, &Shared::default(), progress)
     }
 
-    /// Opens an executor on the same devices that uses this one's weights where names and uses are equal, such
-    /// as a draft head that shares the embedding and the output matrix with its model.
+    /// Opens an executor on the same devices that uses this one's weights where names and uses are equal, and its
+    /// states where names and shapes are: a draft head shares the embedding and the output matrix with its
+    /// model, and some heads read state that the model writes.
     ///
     /// # Errors
     /// As [`Executor::open`].
@@ -88,7 +89,10 @@ impl Executor {
     ) -> Result<Executor, RuntimeError> {
         let ids = |p: &Placed| p.devices.iter().map(|d| d.id()).collect::<Vec<_>>();
         let same_devices = ids(&placed) == ids(&self.placed);
-        let shared = if same_devices { shared(&self.placed, &self.weights) } else { Shared::new() };
+        let shared = match same_devices {
+            true => Shared::of(&self.placed, &self.weights, &self.states),
+            false => Shared::default(),
+        };
         Executor::open_with(placed, states, source, options, &shared, progress)
     }
 
@@ -108,7 +112,7 @@ impl Executor {
         let largest = Plan::new(placed.clone(), options.max)?;
         check_budget(&largest, states, shared)?;
         let weights = load_weights(&placed, source, shared, progress)?;
-        let states = open_states(&placed, states)?;
+        let states = open_states(&placed, states, shared)?;
         let mut arenas = Vec::new();
         for (device, memory) in placed.devices.iter().zip(&largest.memory) {
             let arena = device.open_arena(memory.bytes);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use minfer_format::TensorBytes;
-use minfer_graph::{StateId, WeightDecl, WeightId, WeightUse};
+use minfer_graph::{StateDecl, StateId, WeightDecl, WeightId, WeightUse};
 use thiserror::Error;
 
 use crate::device::{Memory, StateBuffer, StateSpec, WeightHandle};
@@ -31,15 +31,46 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// Weights on their devices, by `(device, weight, use)`.
 pub(super) type Weights = HashMap<(usize, WeightId, WeightUse), WeightHandle>;
 
-/// Weights that another executor on the same devices has loaded already, by device, name and use.
-pub(super) type Shared<'a> = HashMap<(usize, &'a str, WeightUse), WeightHandle>;
+type StateHandle = Arc<dyn StateBuffer>;
 
-/// The weights of an executor as another one may share them.
-pub(super) fn shared<'a>(placed: &'a Placed, weights: &Weights) -> Shared<'a> {
-    let named = |(&(d, w, how), handle): (&(usize, WeightId, WeightUse), &WeightHandle)| {
-        ((d, placed.graph.weights[w.index()].name.as_str(), how), handle.clone())
-    };
-    weights.iter().map(named).collect()
+/// State buffers by [`StateId`]; `None` where no node uses the state.
+pub(super) type States = Vec<Option<StateHandle>>;
+
+/// What another executor on the same devices has already.
+#[derive(Default)]
+pub(super) struct Shared<'a> {
+    /// By device, name and use.
+    weights: HashMap<(usize, &'a str, WeightUse), WeightHandle>,
+    /// By device and name.
+    states: HashMap<(usize, &'a str), (&'a StateDecl, StateHandle)>,
+}
+
+impl<'a> Shared<'a> {
+    /// The weights and states of an executor as another one may share them.
+    pub(super) fn of(placed: &'a Placed, weights: &Weights, states: &States) -> Shared<'a> {
+        let weight = |(&(d, w, how), handle): (&(usize, WeightId, WeightUse), &WeightHandle)| {
+            ((d, placed.graph.weights[w.index()].name.as_str(), how), handle.clone())
+        };
+        let homes = state_devices(placed);
+        let state = |((decl, home), buffer): ((&'a StateDecl, _), &Option<StateHandle>)| {
+            let (home, buffer): (Option<usize>, _) = (home, buffer.clone()?);
+            Some(((home?, decl.name.as_str()), (decl, buffer)))
+        };
+        Shared {
+            weights: weights.iter().map(weight).collect(),
+            states: placed.graph.states.iter().zip(homes).zip(states).filter_map(state).collect(),
+        }
+    }
+
+    fn weight(&self, device: usize, decl: &WeightDecl, how: WeightUse) -> Option<WeightHandle> {
+        self.weights.get(&(device, decl.name.as_str(), how)).cloned()
+    }
+
+    /// State of this name and shape.
+    fn state(&self, device: usize, decl: &StateDecl) -> Option<StateHandle> {
+        let (shared, buffer) = self.states.get(&(device, decl.name.as_str()))?;
+        (*shared == decl).then(|| buffer.clone())
+    }
 }
 
 /// Which weights each device needs, in order of first use.
@@ -79,7 +110,7 @@ pub(super) fn check_budget(
         let mut weights = 0u64;
         for (_, w, how) in residents(placed).into_iter().filter(|r| r.0 == d) {
             let decl = &placed.graph.weights[w.index()];
-            if shared.contains_key(&(d, decl.name.as_str(), how)) {
+            if shared.weight(d, decl, how).is_some() {
                 continue;
             }
             let bytes = device.weight_bytes(decl, how).ok_or_else(|| overflow(&decl.name))?;
@@ -87,6 +118,9 @@ pub(super) fn check_budget(
         }
         let mut state = 0u64;
         for spec in homes.iter().zip(states).filter(|(home, _)| **home == Some(d)).map(|(_, s)| s) {
+            if shared.state(d, &spec.decl).is_some() {
+                continue;
+            }
             let bytes = spec.bytes().ok_or_else(|| overflow(&spec.decl.name))? as u64;
             state = state.checked_add(bytes).ok_or_else(|| overflow("all state"))?;
         }
@@ -132,8 +166,8 @@ pub(super) fn load_weights(
     let mut weights = Weights::new();
     for (d, w, how) in residents {
         let (decl, device) = (&placed.graph.weights[w.index()], &placed.devices[d]);
-        if let Some(handle) = shared.get(&(d, decl.name.as_str(), how)) {
-            weights.insert((d, w, how), handle.clone());
+        if let Some(handle) = shared.weight(d, decl, how) {
+            weights.insert((d, w, how), handle);
             done += size(w);
             continue;
         }
@@ -150,17 +184,21 @@ pub(super) fn load_weights(
     Ok(weights)
 }
 
-/// State buffers by [`StateId`]; `None` where no node uses the state.
 pub(super) fn open_states(
     placed: &Placed,
     specs: &[StateSpec],
-) -> Result<Vec<Option<Arc<dyn StateBuffer>>>, RuntimeError> {
+    shared: &Shared<'_>,
+) -> Result<States, RuntimeError> {
     let homes = state_devices(placed);
     homes
         .iter()
         .zip(specs)
         .map(|(home, spec)| {
-            let Some(device) = home.map(|d| &placed.devices[d]) else { return Ok(None) };
+            let Some(home) = *home else { return Ok(None) };
+            if let Some(buffer) = shared.state(home, &spec.decl) {
+                return Ok(Some(buffer));
+            }
+            let device = &placed.devices[home];
             device.open_state(spec).map(Some).map_err(|source| RuntimeError::Load {
                 what: format!("state '{}'", spec.decl.name),
                 device: device.id(),
