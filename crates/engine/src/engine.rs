@@ -334,6 +334,13 @@ impl Engine {
         Ok(())
     }
 
+    /// Says which tokens will follow the sequence and `between` in a later step, so that their rows of an n-gram
+    /// table are read meanwhile.
+    pub(crate) fn look_ahead(&mut self, id: SequenceId, between: &[u32], next: &[u32]) {
+        let (Some(ngrams), Some(sequence)) = (&mut self.ngrams, self.sequences.get(&id.0)) else { return };
+        ngrams.look_ahead(&sequence.tokens, between, next);
+    }
+
     /// Whether the model's draft head is open.
     pub fn has_draft(&self) -> bool {
         self.draft.is_some()

@@ -1,7 +1,9 @@
 //! The n-gram table of a model: hashes of tokens on one side, rows of a file on the other. Rows are known as
-//! soon as tokens are, so they are read before a step begins.
+//! soon as tokens are, so those of a prompt's next chunk are read while the one before it runs.
 
-use minfer_format::table::{RowTable, TableCounters, TableOptions};
+use std::collections::VecDeque;
+
+use minfer_format::table::{RowTable, RowsAhead, TableCounters, TableOptions};
 use minfer_model::{Checkpoint, Model, Ngram};
 
 use crate::error::EngineError;
@@ -12,6 +14,8 @@ pub(crate) struct Ngrams {
     table: RowTable,
     ids: Vec<i32>,
     numbers: Vec<f32>,
+    /// Rows of the steps that come next, as far as their caller said so.
+    ahead: VecDeque<RowsAhead>,
 }
 
 impl Ngrams {
@@ -25,7 +29,13 @@ impl Ngrams {
             return Ok(None);
         };
         let table = checkpoint.row_table(&decl, options)?;
-        Ok(Some(Ngrams { hash: hash.clone(), table, ids: Vec::new(), numbers: Vec::new() }))
+        Ok(Some(Ngrams {
+            hash: hash.clone(),
+            table,
+            ids: Vec::new(),
+            numbers: Vec::new(),
+            ahead: VecDeque::new(),
+        }))
     }
 
     /// Begins a step.
@@ -35,15 +45,31 @@ impl Ngrams {
 
     /// Adds the rows of `new` tokens that follow `before`.
     pub(crate) fn ask(&mut self, before: &[u32], new: &[u32]) {
-        let known = &before[before.len().saturating_sub(self.hash.history())..];
-        let tokens: Vec<u32> = known.iter().chain(new).copied().collect();
-        (known.len()..tokens.len()).for_each(|at| self.hash.rows(&tokens, at, &mut self.ids));
+        rows(&self.hash, before, new, &mut self.ids);
+    }
+
+    /// Begins to read the rows of `new` tokens that will follow `before` and `between` in a later step.
+    pub(crate) fn look_ahead(&mut self, before: &[u32], between: &[u32], new: &[u32]) {
+        let mut ids = Vec::new();
+        let missing = self.hash.history().saturating_sub(between.len());
+        let before = [&before[before.len().saturating_sub(missing)..], between].concat();
+        rows(&self.hash, &before, new, &mut ids);
+        // This step's and the next one's; older ones were for steps that did not come.
+        self.ahead.truncate(1);
+        // The step reports what cannot be read.
+        self.ahead.extend(self.table.start(&ids));
     }
 
     /// Reads what was asked for and appends it to `bits`, as an f32 input takes it.
     pub(crate) fn read(&mut self, bits: &mut Vec<i32>) -> Result<(), EngineError> {
         self.numbers.clear();
-        self.table.read(&self.ids, &mut self.numbers).map_err(minfer_model::ModelError::from)?;
+        let numbers = &mut self.numbers;
+        let known = self.ahead.iter().position(|ahead| ahead.ids() == self.ids);
+        let read = match known.and_then(|at| self.ahead.remove(at)) {
+            Some(ahead) => self.table.finish(ahead, numbers),
+            None => self.table.read(&self.ids, numbers),
+        };
+        read.map_err(minfer_model::ModelError::from)?;
         bits.extend(self.numbers.iter().map(|x| x.to_bits() as i32));
         Ok(())
     }
@@ -51,4 +77,10 @@ impl Ngrams {
     pub(crate) fn counters(&self) -> TableCounters {
         self.table.counters()
     }
+}
+
+fn rows(hash: &Ngram, before: &[u32], new: &[u32], ids: &mut Vec<i32>) {
+    let known = &before[before.len().saturating_sub(hash.history())..];
+    let tokens: Vec<u32> = known.iter().chain(new).copied().collect();
+    (known.len()..tokens.len()).for_each(|at| hash.rows(&tokens, at, ids));
 }

@@ -52,6 +52,9 @@ impl<'a> Session<'a> {
             }
             let last = chunks.peek().is_none();
             let outs = if last { Outs::Last } else { Outs::None };
+            if let Some(next) = chunks.peek() {
+                self.engine.look_ahead(self.id, tokens, next);
+            }
             let logits = self.engine.step(&[Chunk { sequence: self.id, tokens, outs, window: false }])?;
             let logits = last.then(|| logits.row(0).to_vec());
             if let Some(speculator) = &mut speculator {

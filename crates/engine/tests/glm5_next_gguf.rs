@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::chain::Chain;
 use common::{Golden, data, logits_in_chunks, max_difference, open, options};
 use minfer_engine::Checkpoint;
 use minfer_format::gguf::{Array, Value};
@@ -18,7 +19,7 @@ const LATENT: usize = 24;
 const EXPERTS: usize = 8;
 
 /// Hugging Face and GGUF names of tensors that only change their names.
-const PLAIN: [(&str, &str); 39] = [
+const PLAIN: [(&str, &str); 43] = [
     ("hc_attn_fn", "hc_attn_fn.weight"),
     ("hc_attn_base", "hc_attn_base.weight"),
     ("hc_attn_scale", "hc_attn_scale.weight"),
@@ -58,6 +59,10 @@ const PLAIN: [(&str, &str); 39] = [
     ("mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight"),
     ("mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight"),
     ("mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight"),
+    ("eh_proj.weight", "nextn.eh_proj.weight"),
+    ("enorm.weight", "nextn.enorm.weight"),
+    ("hnorm.weight", "nextn.hnorm.weight"),
+    ("shared_head.norm.weight", "nextn.shared_head_norm.weight"),
 ];
 const DENSE: [(&str, &str); 3] = [
     ("mlp.gate_proj.weight", "ffn_gate.weight"),
@@ -121,7 +126,10 @@ impl Converter {
 
 /// Every tensor of the fixture's decoder, with the keys of llama.cpp's file and `edit` on top.
 fn convert(edit: impl FnOnce(&mut GgufWriter)) -> Checkpoint {
-    let dir = HfDir::open(&data("oracle/glm5_next")).unwrap();
+    convert_from(HfDir::open(&data("oracle/glm5_next")).unwrap(), edit)
+}
+
+fn convert_from(dir: HfDir, edit: impl FnOnce(&mut GgufWriter)) -> Checkpoint {
     let mut c = Converter { dir, tensors: vec![] };
     for (from, to) in [
         ("model.language_model.embed_tokens.weight", "token_embd.weight"),
@@ -130,7 +138,8 @@ fn convert(edit: impl FnOnce(&mut GgufWriter)) -> Checkpoint {
     ] {
         c.rename(from, to.to_string());
     }
-    (0..5).for_each(|i| c.layer(i));
+    // The last one is the draft head's, where there is one.
+    (0..6).for_each(|i| c.layer(i));
     let mut writer = GgufWriter::new();
     writer.set("general.architecture", Value::String("glm5-next".to_string()));
     for (key, value) in [
@@ -193,6 +202,25 @@ fn logits() {
         println!("chunks of {chunk}: largest difference {worst:e}");
         assert!(worst <= 1e-4, "{worst}");
     }
+}
+
+/// The draft head of a file: the same bits as the directory's.
+#[test]
+fn draft_head() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = common::with_head(dir.path(), "glm5_next", "mtp.safetensors");
+    let golden = Golden::open(&data("oracle/glm5_next/golden_mtp.safetensors"));
+    let (next, streams) = (golden.ids("next_ids"), golden.f32("post_norm_hidden").concat());
+    let converted = convert_from(HfDir::open(&path).unwrap(), |w| {
+        w.set("glm5-next.block_count", Value::U32(6));
+        w.set("glm5-next.nextn_predict_layers", Value::U32(1));
+        for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+            w.set(&format!("glm5-next.{key}"), Value::Array(Array::F32(vec![1.5; 6])));
+        }
+    });
+    let original = Checkpoint::open(&path).unwrap();
+    let logits = |model| common::bits(&Chain::open(model).run(0, &next, &streams).0);
+    assert!(logits(&converted) == logits(&original));
 }
 
 /// A file's bounds count: without them logits differ by far more.

@@ -4,108 +4,12 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{Golden, argmax, cpu, data, max_difference, path_from_env, with_head};
-use minfer_cpu::Isa;
-use minfer_engine::{Checkpoint, KvFormat};
-use minfer_graph::{Bind, Graph};
+use common::chain::{Chain, PAGES, bits, executor, floats, rows_of, run};
+use common::{Golden, argmax, data, max_difference, path_from_env, with_head};
+use minfer_engine::Checkpoint;
+use minfer_graph::Bind;
 use minfer_model::{BlockHead, DraftHead};
-use minfer_runtime::plan::{Placed, Policy};
-use minfer_runtime::{Executor, ExecutorOptions, SourceError, StateSpec, StepOutputs, WeightSource};
-
-/// Pages of the one sequence, in order.
-const PAGES: usize = 6;
-
-struct Source<'a>(&'a Checkpoint);
-
-impl WeightSource for Source<'_> {
-    fn load(&self, decl: &minfer_graph::WeightDecl) -> Result<minfer_format::TensorBytes, SourceError> {
-        self.0.load(decl).map_err(|e| SourceError(e.to_string()))
-    }
-}
-
-/// An executor of up to 300 rows; `beside` another one, whose states of the same names it uses.
-fn executor(model: &Checkpoint, graph: Graph, beside: Option<&Executor>) -> Executor {
-    let spec = |decl: &minfer_graph::StateDecl| StateSpec {
-        decl: decl.clone(),
-        format: KvFormat::F32,
-        pages: PAGES,
-    };
-    let states: Vec<_> = graph.states.iter().map(spec).collect();
-    let devices = match beside {
-        Some(other) => other.placed().devices.clone(),
-        None => cpu(2, Isa::detect()),
-    };
-    let placed = Placed::new(graph, devices, &Policy::default()).unwrap();
-    let max = Bind { rows: 300, outs: 300 };
-    let options = ExecutorOptions { max, wait_timeout: Duration::from_secs(1), sync_copies: false };
-    let (source, progress) = (Source(model), &mut |_: u64, _: u64| ());
-    match beside {
-        Some(other) => other.open_beside(placed, &states, &source, options, progress).unwrap(),
-        None => Executor::open(placed, &states, &source, options, progress).unwrap(),
-    }
-}
-
-/// Rows of the one sequence from position `start`, all of them wanted where `outs` says so.
-fn run<'e>(
-    executor: &'e mut Executor,
-    start: usize,
-    tokens: &[u32],
-    outs: bool,
-    further: &[(&str, &[i32])],
-) -> &'e StepOutputs {
-    let rows = tokens.len();
-    let positions: Vec<i32> = (start..start + rows).map(|p| p as i32).collect();
-    let tokens: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
-    let pages: Vec<i32> = (0..PAGES as i32).collect();
-    let out_rows: Vec<i32> = if outs { (0..rows as i32).collect() } else { vec![] };
-    let table_at = vec![0; rows];
-    let mut inputs: Vec<(&str, &[i32])> = vec![
-        ("tokens", &tokens),
-        ("positions", &positions),
-        ("slots", &positions),
-        ("table_at", &table_at),
-        ("pages", &pages),
-        ("out_rows", &out_rows),
-    ];
-    inputs.extend(further);
-    executor.execute(Bind { rows, outs: out_rows.len() }, &inputs).unwrap()
-}
-
-fn floats(outputs: &StepOutputs, name: &str) -> Vec<f32> {
-    let bytes = outputs.bytes(name).unwrap();
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-}
-
-fn rows_of(numbers: Vec<f32>, rows: usize) -> Vec<Vec<f32>> {
-    numbers.chunks(numbers.len() / rows).map(<[f32]>::to_vec).collect()
-}
-
-fn bits(numbers: &[f32]) -> Vec<i32> {
-    numbers.iter().map(|x| x.to_bits() as i32).collect()
-}
-
-/// A chain alone, on one sequence.
-struct Chain {
-    executor: Executor,
-    width: usize,
-}
-
-impl Chain {
-    fn open(model: &Checkpoint) -> Chain {
-        let head = minfer_model::load(model).unwrap().draft_head(model, PAGES).unwrap();
-        let Some(DraftHead::Chain(graph)) = head else { panic!("a chain") };
-        let width = graph.ty(graph.inputs.iter().find(|i| i.name == "streams").unwrap().value).shape.width();
-        Chain { executor: executor(model, graph, None), width }
-    }
-
-    /// Logits and streams of each row from position `start`.
-    fn run(&mut self, start: usize, next: &[u32], streams: &[f32]) -> (Vec<Vec<f32>>, Vec<f32>) {
-        let outputs = run(&mut self.executor, start, next, true, &[("streams", &bits(streams))]);
-        (rows_of(floats(outputs, "logits"), next.len()), floats(outputs, "streams"))
-    }
-}
+use minfer_runtime::Executor;
 
 /// Prompt logits within 1e-4, and three chained drafts with their logits, equal the reference. `streams` is the
 /// reference's name of what the head continues from.

@@ -16,7 +16,7 @@ use crate::bytes::TensorBytes;
 use crate::decode::decode_row;
 use crate::error::Error;
 use cache::Cache;
-use readers::{Place, Readers};
+use readers::{Place, Readers, Reading};
 
 /// Consecutive rows of a table in one place.
 #[derive(Clone, Debug)]
@@ -78,6 +78,25 @@ pub struct RowTable {
     state: Mutex<(Cache, TableCounters)>,
 }
 
+/// Rows that have been asked for ([`RowTable::start`]).
+pub struct RowsAhead {
+    ids: Vec<i32>,
+    distinct: Vec<i32>,
+    /// Of the distinct rows; those found in the cache are there already.
+    bytes: Vec<u8>,
+    /// Which of the distinct rows are being read.
+    missing: Vec<usize>,
+    bypass: bool,
+    reading: Reading,
+}
+
+impl RowsAhead {
+    /// The rows, as they were asked for.
+    pub fn ids(&self) -> &[i32] {
+        &self.ids
+    }
+}
+
 impl RowTable {
     /// Opens a table of rows of `width` numbers of type `ty`.
     ///
@@ -124,14 +143,64 @@ impl RowTable {
     /// # Errors
     /// A row outside of the table, or a file that cannot be read (any more).
     pub fn read(&self, ids: &[i32], out: &mut Vec<f32>) -> Result<(), Error> {
+        self.finish(self.start(ids)?, out)
+    }
+
+    /// Begins to read the rows `ids`, without waiting for the file.
+    ///
+    /// # Errors
+    /// A row outside of the table.
+    pub fn start(&self, ids: &[i32]) -> Result<RowsAhead, Error> {
         let mut distinct = ids.to_vec();
         distinct.sort_unstable();
         distinct.dedup();
-        let bytes = self.fetch(&distinct, ids.len())?;
+        let mut bytes = vec![0; distinct.len() * self.row_bytes];
+        let bypass = distinct.len() > self.options.bypass_rows;
+        let (mut missing, mut places) = (Vec::new(), Vec::new());
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (cache, counters) = &mut *state;
+        counters.rows += ids.len() as u64;
+        counters.repeats += (ids.len() - distinct.len()) as u64;
+        counters.bypasses += u64::from(bypass);
+        for (i, (row, &id)) in bytes.chunks_exact_mut(self.row_bytes).zip(&distinct).enumerate() {
+            let place = self.place(id)?;
+            if bypass || !cache.get(id, row) {
+                missing.push(i);
+                places.push(place);
+            }
+        }
+        counters.hits += (distinct.len() - missing.len()) as u64;
+        counters.reads += missing.len() as u64;
+        Ok(RowsAhead {
+            ids: ids.to_vec(),
+            distinct,
+            bytes,
+            missing,
+            bypass,
+            reading: self.readers.start(places),
+        })
+    }
+
+    /// Waits for rows and appends them to `out`, in the order in which they were asked for.
+    ///
+    /// # Errors
+    /// A file that cannot be read (any more).
+    pub fn finish(&self, ahead: RowsAhead, out: &mut Vec<f32>) -> Result<(), Error> {
+        let RowsAhead { ids, distinct, mut bytes, missing, bypass, reading } = ahead;
+        // Without the lock: other requests may go on.
+        let read = reading.wait()?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&i, row) in missing.iter().zip(read.chunks_exact(self.row_bytes)) {
+            bytes[i * self.row_bytes..(i + 1) * self.row_bytes].copy_from_slice(row);
+            if !bypass {
+                state.0.put(distinct[i], row);
+            }
+        }
+        drop(state);
         let mut numbers = vec![0.0; self.width];
         let first = out.len();
         out.resize(first + ids.len() * self.width, 0.0);
-        for (row, &id) in out[first..].chunks_exact_mut(self.width).zip(ids) {
+        for (row, id) in out[first..].chunks_exact_mut(self.width).zip(ids) {
             // Every id is in `distinct`, since that was made from `ids`.
             let at = distinct.partition_point(|&d| d < id) * self.row_bytes;
             decode_row(self.ty, &bytes[at..at + self.row_bytes], &mut numbers)
@@ -139,38 +208,6 @@ impl RowTable {
             row.copy_from_slice(&numbers);
         }
         Ok(())
-    }
-
-    /// The bytes of ascending distinct rows, of `asked` that were asked for.
-    fn fetch(&self, distinct: &[i32], asked: usize) -> Result<Vec<u8>, Error> {
-        let mut bytes = vec![0; distinct.len() * self.row_bytes];
-        let bypass = distinct.len() > self.options.bypass_rows;
-        let mut missing = Vec::new();
-        {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let (cache, counters) = &mut *state;
-            counters.rows += asked as u64;
-            counters.repeats += (asked - distinct.len()) as u64;
-            counters.bypasses += u64::from(bypass);
-            for (i, (row, &id)) in bytes.chunks_exact_mut(self.row_bytes).zip(distinct).enumerate() {
-                let place = self.place(id)?;
-                if bypass || !cache.get(id, row) {
-                    missing.push((i, place));
-                }
-            }
-            counters.hits += (distinct.len() - missing.len()) as u64;
-            counters.reads += missing.len() as u64;
-        }
-        // Without the lock: other requests may go on.
-        let read = self.readers.read(&missing)?;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        for ((i, _), row) in missing.iter().zip(read.chunks_exact(self.row_bytes)) {
-            bytes[i * self.row_bytes..(i + 1) * self.row_bytes].copy_from_slice(row);
-            if !bypass {
-                state.0.put(distinct[*i], row);
-            }
-        }
-        Ok(bytes)
     }
 
     fn place(&self, id: i32) -> Result<Place, Error> {

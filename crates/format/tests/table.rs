@@ -64,6 +64,25 @@ fn counters_say_what_was_read() {
     assert_eq!(table.counters().hits, 4, "the large request did not push them out");
 }
 
+/// Requests that are begun together may be finished in any order, or not at all.
+#[test]
+fn rows_asked_for_ahead() {
+    let dir = tempfile::tempdir().unwrap();
+    for readers in [0, 1, 4] {
+        let table = table(dir.path(), TableOptions { readers, ..TableOptions::default() });
+        let requests: Vec<Vec<i32>> = (0..4).map(|r| (0..90).map(|i| (i * 7 + r) % 300).collect()).collect();
+        let mut ahead: Vec<_> = requests.iter().map(|ids| table.start(ids).unwrap()).collect();
+        assert_eq!(ahead[2].ids(), requests[2]);
+        ahead.remove(1);
+        for (ids, ahead) in [&requests[0], &requests[2], &requests[3]].into_iter().zip(ahead).rev() {
+            let mut out = Vec::new();
+            table.finish(ahead, &mut out).unwrap();
+            let want: Vec<f32> = ids.iter().flat_map(|&id| row(id as usize)).collect();
+            assert_eq!(out, want, "{readers} readers");
+        }
+    }
+}
+
 #[test]
 fn rows_outside_and_files_that_shrink_are_errors() {
     let dir = tempfile::tempdir().unwrap();

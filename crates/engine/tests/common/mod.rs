@@ -1,6 +1,7 @@
 //! What the engine's integration tests share: fixtures, engines, comparisons.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod chain;
 pub mod flaky;
 pub mod parts;
 pub mod schedule;

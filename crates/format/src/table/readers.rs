@@ -68,32 +68,45 @@ impl Readers {
         Ok(Readers { shared, jobs: Some(jobs), threads })
     }
 
-    /// The bytes of rows, in the order of `rows`.
-    pub(super) fn read(&self, rows: &[(usize, Place)]) -> Result<Vec<u8>, Error> {
-        let places: Vec<Place> = rows.iter().map(|r| r.1).collect();
+    /// Begins to read rows. One row, or rows that no reader takes, are read when they are waited for.
+    pub(super) fn start(&self, places: Vec<Place>) -> Reading {
         let batch = places.len().div_ceil(self.threads.len().max(1)).clamp(1, BATCH);
-        let jobs = self.jobs.as_ref().filter(|_| places.len() > 1 && !self.threads.is_empty());
-        let Some(jobs) = jobs else { return self.shared.read(&places) };
         let (reply, answers) = channel();
         let mut sent = 0;
-        for (number, part) in places.chunks(batch).enumerate() {
+        let jobs = self.jobs.as_ref().filter(|_| places.len() > 1 && !self.threads.is_empty());
+        for (number, part) in jobs.iter().flat_map(|_| places.chunks(batch).enumerate()) {
             let job = Job { places: part.to_vec(), number, reply: reply.clone() };
-            if jobs.send(job).is_err() {
-                return self.shared.read(&places);
-            }
-            sent += 1;
+            sent += usize::from(jobs.is_some_and(|jobs| jobs.send(job).is_ok()));
         }
-        drop(reply);
-        let mut bytes = vec![0; places.len() * self.shared.row_bytes];
+        Reading { shared: self.shared.clone(), places, batch, sent, answers }
+    }
+}
+
+/// Rows that are being read.
+pub(super) struct Reading {
+    shared: Arc<Shared>,
+    places: Vec<Place>,
+    batch: usize,
+    /// Batches that readers have.
+    sent: usize,
+    answers: Receiver<(usize, Result<Vec<u8>, Error>)>,
+}
+
+impl Reading {
+    /// The bytes of the rows, in their order.
+    pub(super) fn wait(self) -> Result<Vec<u8>, Error> {
+        let Reading { shared, places, batch, sent, answers } = self;
+        let mut bytes = vec![0; places.len() * shared.row_bytes];
         let mut received = 0;
         for (number, result) in answers {
             let part = result?;
-            let at = number * batch * self.shared.row_bytes;
+            let at = number * batch * shared.row_bytes;
             bytes[at..at + part.len()].copy_from_slice(&part);
             received += 1;
         }
         // A reader that died took its answer with it: read everything here.
-        if received == sent { Ok(bytes) } else { self.shared.read(&places) }
+        let all = sent > 0 && received == places.len().div_ceil(batch);
+        if all { Ok(bytes) } else { shared.read(&places) }
     }
 }
 

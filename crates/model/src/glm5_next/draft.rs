@@ -38,7 +38,13 @@ pub(super) fn graph(m: &Glm5Next, ck: &Checkpoint, page_table: usize) -> Result<
     let normed = step.p.norm(x, FFN_MIXER.norm, hidden)?;
     let y = step.moe(normed)?;
     let x = step.p.b.add(x, y);
-    let x = step.p.norm(x, OUTPUT_NORM, hidden)?;
+    let x = if ck.has(OUTPUT_NORM, Some(layer), "weight")? {
+        step.p.norm(x, OUTPUT_NORM, hidden)?
+    } else {
+        // Files may leave out what is the model's own.
+        step.p.leave();
+        step.p.norm(x, super::OUTPUT_NORM, hidden)?
+    };
     step.p.b.output("streams", x);
     step.head(x).map(Some)
 }
