@@ -12,7 +12,7 @@ use crate::sequence::Sequence;
 
 /// An open draft head.
 pub(crate) struct Draft {
-    executor: Executor,
+    pub(crate) executor: Executor,
     /// Numbers per row of the residual streams that it continues from.
     pub(crate) width: usize,
 }

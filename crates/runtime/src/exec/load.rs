@@ -150,22 +150,32 @@ pub(super) fn load_weights(
     Ok(weights)
 }
 
-/// State buffers by [`StateId`]; `None` where no node uses the state.
+/// A piece of state on the device that holds it.
+pub(super) struct OpenState {
+    pub(super) spec: StateSpec,
+    /// Index of the device.
+    pub(super) device: usize,
+    pub(super) buffer: Arc<dyn StateBuffer>,
+}
+
+/// States by [`StateId`]; `None` where no node uses the state.
 pub(super) fn open_states(
     placed: &Placed,
     specs: &[StateSpec],
-) -> Result<Vec<Option<Arc<dyn StateBuffer>>>, RuntimeError> {
+) -> Result<Vec<Option<OpenState>>, RuntimeError> {
     let homes = state_devices(placed);
     homes
         .iter()
         .zip(specs)
         .map(|(home, spec)| {
-            let Some(device) = home.map(|d| &placed.devices[d]) else { return Ok(None) };
-            device.open_state(spec).map(Some).map_err(|source| RuntimeError::Load {
+            let Some(d) = *home else { return Ok(None) };
+            let device = &placed.devices[d];
+            let buffer = device.open_state(spec).map_err(|source| RuntimeError::Load {
                 what: format!("state '{}'", spec.decl.name),
                 device: device.id(),
                 source,
-            })
+            })?;
+            Ok(Some(OpenState { spec: spec.clone(), device: d, buffer }))
         })
         .collect()
 }
