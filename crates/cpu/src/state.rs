@@ -306,7 +306,8 @@ mod tests {
                 let state = device.open_state(&spec).unwrap();
                 let len = spec.unit_bytes(whole).unwrap();
                 assert_eq!(len * spec.pages, spec.bytes().unwrap());
-                let fill = |unit: u32| (0..len).map(|i| (i * 31 + unit as usize * 7) as u8).collect::<Vec<_>>();
+                let fill =
+                    |unit: u32| (0..len).map(|i| (i * 31 + unit as usize * 7) as u8).collect::<Vec<_>>();
                 (0..3).for_each(|unit| state.write(unit, whole, &fill(unit)).unwrap());
                 let part = read(&*state, 0, rows);
                 assert_eq!(part.len(), spec.unit_bytes(rows).unwrap());

@@ -82,13 +82,21 @@ pub enum SessionError {
     Truncated { file: PathBuf, found: u64, expected: u64 },
     #[error("the session file {} is damaged: {why}; copy or save it again", file.display())]
     Damaged { file: PathBuf, why: String },
-    #[error("not enough memory for the {bytes} bytes of {session}; close other sessions, or use a shorter one")]
+    #[error(
+        "not enough memory for the {bytes} bytes of {session}; close other sessions, or use a shorter one"
+    )]
     OutOfMemory { session: String, bytes: u64 },
     #[error(
         "{session} belongs to another model ({found_arch} {found}; this one is {arch} {fingerprint}): open the model \
          that it was made with, or start anew"
     )]
-    OtherModel { session: String, found_arch: String, found: Fingerprint, arch: String, fingerprint: Fingerprint },
+    OtherModel {
+        session: String,
+        found_arch: String,
+        found: Fingerprint,
+        arch: String,
+        fingerprint: Fingerprint,
+    },
     #[error(
         "{session} keeps keys and values as {found}, this engine as {here}: open the engine with --kv {found}, or \
          start anew"

@@ -171,7 +171,8 @@ impl Snapshot {
     /// The pieces of the payload, in order.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let len = self.tokens.len();
-        let pages = (0..len.div_ceil(PAGE)).map(move |at| Place::Page { at, rows: PAGE.min(len - at * PAGE) });
+        let pages =
+            (0..len.div_ceil(PAGE)).map(move |at| Place::Page { at, rows: PAGE.min(len - at * PAGE) });
         let slots = (0..self.marks().len()).map(|at| Place::Slot { at });
         let states = self.origin.states.iter().enumerate();
         let mut end = 0;
