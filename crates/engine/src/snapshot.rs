@@ -189,3 +189,79 @@ impl Snapshot {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use minfer_graph::StateDecl;
+
+    use super::*;
+
+    fn origin() -> Origin {
+        let held = |name: &str, draft| Held {
+            draft,
+            device: DeviceKind::Cpu,
+            spec: StateSpec {
+                decl: StateDecl {
+                    name: name.to_string(),
+                    layer: 0,
+                    kind: StateKind::Paged { widths: vec![4, 4] },
+                },
+                format: KvFormat::F16,
+                pages: 0,
+            },
+        };
+        let states = vec![held("kv", false), held("head", true)];
+        let fingerprint = Fingerprint([1; 16]);
+        Origin { arch: "qwen3".to_string(), fingerprint, kv_format: KvFormat::F16, states }
+    }
+
+    fn refusal(change: impl Fn(&mut Origin)) -> String {
+        let mut other = origin();
+        change(&mut other);
+        origin().check(&other, "the snapshot").map_or_else(|e| e.to_string(), |()| "none".to_string())
+    }
+
+    /// Whatever differs is named, with both sides and what to do.
+    #[test]
+    fn what_is_not_equal_is_named() {
+        assert_eq!(refusal(|_| ()), "none");
+        for (error, want) in [
+            (
+                refusal(|o| o.fingerprint.0[15] = 0),
+                "the snapshot belongs to another model (qwen3 01010101010101010101010101010100; this one is qwen3 \
+                 01010101010101010101010101010101): open the model that it was made with, or start anew",
+            ),
+            (
+                refusal(|o| o.kv_format = KvFormat::F32),
+                "the snapshot keeps keys and values as f32, this engine as f16: open the engine with --kv f32, or \
+                 start anew",
+            ),
+            (
+                refusal(|o| o.states.truncate(1)),
+                "the snapshot was made without the model's draft head, this engine was opened with it: open the \
+                 engine without it, or start anew",
+            ),
+            (
+                refusal(|o| o.states[1].device = DeviceKind::Metal),
+                "the snapshot has state 'head' in the layout of metal, which cpu cannot read: place the model as it \
+                 was (--backend, --gpu-layers), or start anew",
+            ),
+            (
+                refusal(|o| o.states[0].spec.decl.kind = StateKind::Paged { widths: vec![4] }),
+                "the snapshot has other state than this program keeps for the model ('kv' Paged { widths: [4, 4] }, \
+                 not Paged { widths: [4] }): start anew",
+            ),
+            (
+                refusal(|o| o.states.push(o.states[0].clone())),
+                "the snapshot has other state than this program keeps for the model (3 pieces instead of 2): start \
+                 anew",
+            ),
+        ] {
+            assert_eq!(error, want);
+        }
+        assert_ne!(refusal(|o| o.arch.push('x')), "none");
+        assert_ne!(refusal(|o| o.states[0].spec.decl.name.push('x')), "none");
+        assert_ne!(refusal(|o| o.states[0].spec.decl.layer = 1), "none");
+        assert_ne!(refusal(|o| o.states.swap(0, 1)), "none");
+    }
+}

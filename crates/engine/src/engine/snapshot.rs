@@ -135,3 +135,49 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{EngineOptions, Generate, Speculate, Text, cpu_devices};
+
+    /// The rows of a draft head come back too: a snapshot of the restored sequence has the same bytes.
+    #[test]
+    #[ignore = "needs MINFER_NANO_NEXT_DIR"]
+    fn the_draft_heads_rows_come_back() {
+        let path =
+            std::env::var_os("MINFER_NANO_NEXT_DIR").unwrap_or_else(|| panic!("set MINFER_NANO_NEXT_DIR"));
+        let model =
+            Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap();
+        let text = Text::open(&model).unwrap();
+        let open = |draft| {
+            let options =
+                EngineOptions { context: Some(512), draft, ..EngineOptions::new(cpu_devices(None).unwrap()) };
+            Engine::open(&model, EngineOptions { sequences: 2, ..options }, &mut |_, _| ()).unwrap()
+        };
+        let mut engine = open(true);
+        let prompt = text.encode_raw("Once upon a time there was").unwrap();
+        let mut session = engine.session();
+        let options = Generate {
+            max_tokens: Some(150),
+            ignore_end: true,
+            speculate: Speculate::Head { depth: 2 },
+            ..Generate::default()
+        };
+        let mut generation = session.generate(&text, &prompt, &options).unwrap();
+        while generation.next_piece().unwrap().is_some() {}
+        let snapshot = session.engine.snapshot(session.id).unwrap();
+        let head = snapshot.pieces().filter(|p| snapshot.origin.states[p.state].draft);
+        let head: Vec<&[u8]> = head.map(|p| &snapshot.payload[p.bytes]).collect();
+        assert!(head.len() >= 3 && head.iter().all(|rows| rows.iter().any(|&b| b != 0)), "the head has rows");
+        drop(session);
+        let mut other = open(true);
+        let id = other.restore(&snapshot).unwrap();
+        assert!(other.snapshot(id).unwrap() == snapshot);
+        let error = open(false).restore(&snapshot).unwrap_err().to_string();
+        assert!(error.contains("open the engine with it"), "{error}");
+    }
+}
