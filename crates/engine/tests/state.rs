@@ -50,7 +50,7 @@ fn play_all(family: &Family) {
     }
 }
 
-const REACHED: [&str; 17] = [
+const REACHED: [&str; 18] = [
     "step",
     "window",
     "all kept",
@@ -64,6 +64,7 @@ const REACHED: [&str; 17] = [
     "halfway",
     "after running",
     "restore",
+    "restore more than 128 tokens",
     "restore from a file",
     "reload",
     "reading state",

@@ -222,6 +222,9 @@ impl Play<'_> {
         match self.engine.restore(snapshot) {
             Ok(id) => {
                 assert_eq!(self.engine.tokens(id).unwrap(), snapshot.tokens());
+                if snapshot.tokens().len() > 128 {
+                    self.seen.insert("restore more than 128 tokens");
+                }
                 Some(id)
             }
             Err(error) => {
