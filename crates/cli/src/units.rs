@@ -39,7 +39,9 @@ pub(crate) fn memory(memory: &Memory) -> String {
 /// Bytes of keys and values that one token takes in every layer together.
 pub(crate) fn kv_bytes_per_token(states: &[StateDecl], format: KvFormat) -> u64 {
     let per_state = states.iter().map(|state| match &state.kind {
-        StateKind::Paged { widths } => widths.iter().map(|&w| format.row_bytes(w) as u64).sum(),
+        StateKind::Paged { parts } => {
+            parts.iter().map(|p| format.row_bytes(p.width) as u64 / p.every.max(1) as u64).sum()
+        }
         _ => 0,
     });
     per_state.sum()

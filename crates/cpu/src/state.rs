@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
-use minfer_graph::{PAGE, StateKind};
+use minfer_graph::{PAGE, PagedPart, StateKind};
 use minfer_runtime::{DeviceError, KvFormat, ReadBack, StateBuffer, StateSpec};
 
 use crate::attention::{CacheRows, CacheRowsMut, KvView};
@@ -22,9 +22,9 @@ pub(crate) fn open(shared: Arc<Shared>, spec: &StateSpec) -> Result<Arc<dyn Stat
     let name = &spec.decl.name;
     let bytes = || spec.bytes().ok_or_else(|| out_of_memory(usize::MAX, name));
     match &spec.decl.kind {
-        StateKind::Paged { widths } => {
+        StateKind::Paged { parts } => {
             let bytes = StreamBytes::zeroed(bytes()?, name)?;
-            Ok(Arc::new(PagedState::new(shared, spec, widths, bytes)))
+            Ok(Arc::new(PagedState::new(shared, spec, parts, bytes)))
         }
         StateKind::Recurrent { width } => {
             let bytes = StreamBytes::zeroed(bytes()?, name)?;
@@ -34,7 +34,7 @@ pub(crate) fn open(shared: Arc<Shared>, spec: &StateSpec) -> Result<Arc<dyn Stat
     }
 }
 
-/// Rows of one layer, part by part: `[slots, width of the part]`.
+/// Rows of one layer, part by part: `[rows, width of the part]`.
 pub(crate) struct PagedState {
     shared: Arc<Shared>,
     format: KvFormat,
@@ -45,8 +45,7 @@ pub(crate) struct PagedState {
 
 /// Where a part lies.
 struct Part {
-    /// Numbers per slot.
-    width: usize,
+    kind: PagedPart,
     /// Byte of its first page.
     start: usize,
     page_bytes: usize,
@@ -54,21 +53,26 @@ struct Part {
 
 impl PagedState {
     /// `bytes` is as long as the specification says, which did not overflow.
-    fn new(shared: Arc<Shared>, spec: &StateSpec, widths: &[usize], bytes: StreamBytes) -> PagedState {
+    fn new(shared: Arc<Shared>, spec: &StateSpec, parts: &[PagedPart], bytes: StreamBytes) -> PagedState {
         let mut start = 0;
-        let part = |&width: &usize| {
-            let page_bytes = spec.format.row_bytes(width) * PAGE;
-            let part = Part { width, start, page_bytes };
+        let part = |&kind: &PagedPart| {
+            let page_bytes = spec.format.row_bytes(kind.width) * kind.rows(PAGE);
+            let part = Part { kind, start, page_bytes };
             start += page_bytes * spec.pages;
             part
         };
-        let parts = widths.iter().map(part).collect();
+        let parts = parts.iter().map(part).collect();
         PagedState { shared, format: spec.format, pages: spec.pages, parts, bytes }
     }
 
-    /// Numbers per slot of a part.
+    /// Numbers per row of a part.
     pub(crate) fn width(&self, part: usize) -> usize {
-        self.parts[part].width
+        self.parts[part].kind.width
+    }
+
+    /// The row of a part that belongs to the position in this slot.
+    pub(crate) fn row(&self, part: usize, slot: usize) -> usize {
+        self.parts[part].kind.row(slot)
     }
 
     /// Number of parts.
@@ -98,8 +102,8 @@ impl PagedState {
     pub(crate) unsafe fn rows(&self, part: usize) -> CacheRows<'_> {
         let Part { start, page_bytes, .. } = self.parts[part];
         let len = page_bytes * self.pages;
-        // SAFETY: the range lies inside the allocation, which is aligned to 64 and whole pages of 64 slots
-        // long, so both element types are aligned; any bits are valid numbers.
+        // SAFETY: the range lies inside the allocation, which is aligned to 64, behind whole
+        // rows, so both element types are aligned; any bits are valid numbers.
         unsafe {
             let at = self.bytes.base().add(start);
             match self.format {
@@ -118,22 +122,23 @@ impl PagedState {
         }
         let range = |part: &Part| {
             let at = part.start + index * part.page_bytes;
-            at..at + rows * self.format.row_bytes(part.width)
+            at..at + part.kind.rows(rows) * self.format.row_bytes(part.kind.width)
         };
         Ok(self.parts.iter().map(range).collect())
     }
 
-    /// One slot of a part for writing, as a cache of one row.
+    /// The row of a part that belongs to the position in a slot, for writing, as a cache of one row.
     ///
     /// # Safety
     /// The caller runs under the stream lock, the slot is inside the cache, and nobody else uses it meanwhile.
     pub(crate) unsafe fn slot_mut(&self, part: usize, slot: usize) -> CacheRowsMut<'_> {
-        let Part { width, start, .. } = self.parts[part];
+        let Part { kind, start, .. } = self.parts[part];
+        let (width, row) = (kind.width, kind.row(slot));
         let bytes = self.format.row_bytes(width);
         debug_assert!(slot < self.slots());
         // SAFETY: as in `rows`, for one row; rows are whole elements, so it is aligned.
         unsafe {
-            let at = self.bytes.base().add(start + slot * bytes);
+            let at = self.bytes.base().add(start + row * bytes);
             match self.format {
                 KvFormat::F32 => CacheRowsMut::F32(std::slice::from_raw_parts_mut(at.cast::<f32>(), width)),
                 KvFormat::F16 => CacheRowsMut::F16(std::slice::from_raw_parts_mut(at.cast::<f16>(), width)),
@@ -298,10 +303,9 @@ mod tests {
     fn units_to_the_host_and_back() {
         let device = CpuDevice::new(1, Isa::detect()).unwrap();
         for format in [KvFormat::F32, KvFormat::F16] {
-            for (kind, whole, rows) in [
-                (StateKind::Paged { widths: vec![2, 5, 1] }, PAGE, 7),
-                (StateKind::Recurrent { width: 9 }, 1, 1),
-            ] {
+            for (kind, whole, rows) in
+                [(StateKind::paged(&[2, 5, 1]), PAGE, 7), (StateKind::Recurrent { width: 9 }, 1, 1)]
+            {
                 let spec = spec(kind, format);
                 let state = device.open_state(&spec).unwrap();
                 let len = spec.unit_bytes(whole).unwrap();
@@ -323,7 +327,7 @@ mod tests {
     #[test]
     fn units_outside_are_refused() {
         let device = CpuDevice::new(1, Isa::detect()).unwrap();
-        let paged = device.open_state(&spec(StateKind::Paged { widths: vec![4] }, KvFormat::F16)).unwrap();
+        let paged = device.open_state(&spec(StateKind::paged(&[4]), KvFormat::F16)).unwrap();
         let slots = device.open_state(&spec(StateKind::Recurrent { width: 4 }, KvFormat::F16)).unwrap();
         for (state, unit, rows) in [(&paged, 3, 1), (&paged, 0, PAGE + 1), (&slots, 3, 1), (&slots, 0, 2)] {
             let error = state.read(unit, rows).map(|_| ()).unwrap_err();

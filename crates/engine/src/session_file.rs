@@ -193,9 +193,9 @@ mod tests {
             },
         };
         let states = vec![
-            state("kv", StateKind::Paged { widths: vec![3, 2] }, false),
+            state("kv", StateKind::paged(&[3, 2]), false),
             state("rows", StateKind::Recurrent { width: 5 }, false),
-            state("head", StateKind::Paged { widths: vec![1] }, true),
+            state("head", StateKind::paged(&[1]), true),
         ];
         let origin = Origin {
             arch: "qwen3".to_string(),

@@ -54,8 +54,12 @@ impl Origin {
     /// Bytes of a sequence of `len` tokens with `marks` recurrent states; `None` on overflow.
     pub(crate) fn payload_bytes(&self, len: usize, marks: usize) -> Option<usize> {
         self.states.iter().try_fold(0usize, |sum, state| {
-            let rows = if state.is_paged() { len } else { marks };
-            sum.checked_add(state.spec.unit_bytes(1)?.checked_mul(rows)?)
+            let bytes = |rows: usize, times: usize| state.spec.unit_bytes(rows)?.checked_mul(times);
+            let bytes = match state.is_paged() {
+                true => bytes(PAGE, len / PAGE)?.checked_add(bytes(len % PAGE, 1)?)?,
+                false => bytes(1, marks)?,
+            };
+            sum.checked_add(bytes)
         })
     }
 
@@ -201,11 +205,7 @@ mod tests {
             draft,
             device: DeviceKind::Cpu,
             spec: StateSpec {
-                decl: StateDecl {
-                    name: name.to_string(),
-                    layer: 0,
-                    kind: StateKind::Paged { widths: vec![4, 4] },
-                },
+                decl: StateDecl { name: name.to_string(), layer: 0, kind: StateKind::paged(&[4, 4]) },
                 format: KvFormat::F16,
                 pages: 0,
             },
@@ -247,9 +247,10 @@ mod tests {
                  was (--backend, --gpu-layers), or start anew",
             ),
             (
-                refusal(|o| o.states[0].spec.decl.kind = StateKind::Paged { widths: vec![4] }),
-                "the snapshot has other state than this program keeps for the model ('kv' Paged { widths: [4, 4] }, \
-                 not Paged { widths: [4] }): start anew",
+                refusal(|o| o.states[0].spec.decl.kind = StateKind::paged(&[4])),
+                "the snapshot has other state than this program keeps for the model ('kv' Paged { parts: \
+                 [PagedPart { width: 4, every: 1 }, PagedPart { width: 4, every: 1 }] }, not Paged { parts: \
+                 [PagedPart { width: 4, every: 1 }] }): start anew",
             ),
             (
                 refusal(|o| o.states.push(o.states[0].clone())),

@@ -31,7 +31,7 @@ impl Compress {
     }
 }
 
-/// Part `part` of paged state, one row for each `every` positions, at the slot of the last of them.
+/// Part `part` of paged state, one row for each `every` positions, which belongs to the last of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct StorePart {
@@ -41,7 +41,7 @@ pub struct StorePart {
 
 /// Attention to the last `window` positions and to compressed rows, in one softmax whose sum also has the
 /// exponential of the head's sink. Keys are also the values: part 0 of the state, and part 1 for compressed
-/// rows. Compressed row `i` lies at the slot of position `(i + 1) * ratio - 1`.
+/// rows. Compressed row `i` belongs to position `(i + 1) * ratio - 1`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttendWindow {
     /// One KV head.

@@ -33,5 +33,5 @@ pub use payload::{
     PoolKeys, Rope, RopeStyle, RopeTable, Router, Scoring, Slice, Streams,
 };
 pub use place::{DeviceId, DeviceKind};
-pub use state::{PAGE, StateDecl, StateKind, state_from};
+pub use state::{PAGE, PagedPart, StateDecl, StateKind, state_from};
 pub use types::{Bind, DType, Dim, Shape, ValueType};

@@ -8,7 +8,7 @@ use crate::payload::{
     Attend, AttendBlocks, Clamp, Conv1d, DeltaRule, HyperMix, IndexSelect, Norm, PoolGated, PoolKeys, Rope,
     Router, Slice, Streams,
 };
-use crate::state::{StateDecl, StateKind};
+use crate::state::{PAGE, PagedPart, StateDecl, StateKind};
 use crate::types::{DType, Dim, Shape, ValueType};
 
 pub(crate) fn quantized(x: &ValueType) -> Result<ValueType, String> {
@@ -170,18 +170,34 @@ impl Operands<'_> {
     }
 
     /// Widths of the parts of paged state, K and V first.
-    fn paged(&self) -> Result<&[usize], String> {
-        match self.state.map(|s| &s.kind) {
-            Some(StateKind::Paged { widths }) if widths.len() >= 2 => Ok(widths),
-            _ => Err("needs paged state with K and V".to_string()),
-        }
+    fn paged(&self) -> Result<Vec<usize>, String> {
+        self.parts(2, "needs paged state with K and V").map(|p| p.iter().map(|p| p.width).collect())
     }
 
     /// Widths of the parts of paged state.
-    fn parts(&self) -> Result<&[usize], String> {
-        match self.state.map(|s| &s.kind) {
-            Some(StateKind::Paged { widths }) if !widths.is_empty() => Ok(widths),
-            _ => Err("needs paged state".to_string()),
+    fn widths(&self) -> Result<Vec<usize>, String> {
+        self.parts(1, "needs paged state").map(|p| p.iter().map(|p| p.width).collect())
+    }
+
+    /// The parts of paged state, which are at least so many.
+    fn parts(&self, least: usize, needs: &str) -> Result<&[PagedPart], String> {
+        let parts = match self.state.map(|s| &s.kind) {
+            Some(StateKind::Paged { parts }) if parts.len() >= least => parts,
+            _ => return Err(needs.to_string()),
+        };
+        match parts.iter().find(|p| !PagedPart::fits(p.every)) {
+            None => Ok(parts),
+            Some(p) => Err(format!("rows for every {} positions do not fit pages of {PAGE}", p.every)),
+        }
+    }
+
+    /// Fails unless each of these parts of paged state has a row for every so many positions.
+    fn rows_for(&self, parts: &[usize], every: usize) -> Result<(), String> {
+        let found = self.parts(1, "needs paged state")?;
+        let every_of = |part: &usize| found.get(*part).map(|p| p.every);
+        match parts.iter().find(|part| every_of(part) != Some(every)) {
+            None => Ok(()),
+            Some(part) => Err(format!("part {part} of the state has no row for every {every} positions")),
         }
     }
 
@@ -206,6 +222,7 @@ impl Operands<'_> {
                 return Err(format!("rows {} do not fit state of widths {widths:?}", self.list()));
             }
         }
+        self.rows_for(&(0..rows).collect::<Vec<_>>(), 1)?;
         Ok(vec![])
     }
 
@@ -228,6 +245,7 @@ impl Operands<'_> {
             let (h, kv) = (a.heads, a.kv_heads);
             return Err(format!("{q} as {h} heads over {kv} KV heads of state widths {kw} and {vw}"));
         }
+        self.rows_for(&[0, a.v_part], 1)?;
         Ok(vec![ValueType::f32(q.shape.lead, [a.heads * (vw / a.kv_heads)])])
     }
 
@@ -293,6 +311,8 @@ impl Operands<'_> {
         match (fits(p.raw), fits(p.pooled)) {
             (Some(a), Some(b)) if a == b && p.block > 0 && 2 * p.inv_freq.len() <= a => {
                 self.weight_is(&[a])?;
+                self.rows_for(&[p.raw], 1)?;
+                self.rows_for(&[p.pooled], p.block)?;
                 Ok(vec![])
             }
             _ => Err(format!("parts {} and {} of state of widths {widths:?}", p.raw, p.pooled)),
@@ -307,6 +327,8 @@ impl Operands<'_> {
         match raw {
             Some(width) if gates == raw && pooled == raw && p.block > 0 && p.pooled != p.raw => {
                 self.weight_is(&[p.block * width])?;
+                self.rows_for(&[p.raw, p.gates], 1)?;
+                self.rows_for(&[p.pooled], p.block)?;
                 Ok(vec![])
             }
             _ => Err(format!("{p:?} over state of widths {widths:?}")),
@@ -322,6 +344,7 @@ impl Operands<'_> {
         }
         match widths.get(s.pooled) {
             Some(&d) if s.block > 0 && s.top > 0 && q.shape.width() == s.heads * d => {
+                self.rows_for(&[s.pooled], s.block)?;
                 Ok(vec![ValueType::i32(q.shape.lead, [s.top])])
             }
             _ => {

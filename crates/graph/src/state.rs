@@ -21,15 +21,52 @@ pub mod state_from {
     pub const ZERO: i32 = -2;
 }
 
+/// One part of paged state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagedPart {
+    /// Numbers per row.
+    pub width: usize,
+    /// Positions per row: a row belongs to the last position of each whole number of these. It divides [`PAGE`],
+    /// or is a multiple of it.
+    pub every: usize,
+}
+
+impl PagedPart {
+    /// One row per position.
+    pub const fn each(width: usize) -> PagedPart {
+        PagedPart { width, every: 1 }
+    }
+
+    /// Whether rows for every so many positions fit pages.
+    pub const fn fits(every: usize) -> bool {
+        every > 0 && (PAGE.is_multiple_of(every) || every.is_multiple_of(PAGE))
+    }
+
+    /// Rows in the first so many positions of a page.
+    pub const fn rows(&self, positions: usize) -> usize {
+        positions / self.positions()
+    }
+
+    /// The row in the whole state that the position in this slot ends.
+    pub const fn row(&self, slot: usize) -> usize {
+        slot / self.positions()
+    }
+
+    /// Positions of a page per row: a page has a row even if more positions than it has share one.
+    const fn positions(&self) -> usize {
+        if self.every < PAGE { self.every } else { PAGE }
+    }
+}
+
 /// How state grows, and with it how it is rolled back and shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StateKind {
-    /// One row per position in each part (for attention: K and V, then what else a layer keeps per
-    /// position), stored in pages of [`PAGE`] positions. Rolled back by truncation, shared by pages.
+    /// Rows that belong to positions (for attention: K and V, then what else a layer keeps), stored in pages
+    /// of [`PAGE`] positions. Rolled back by truncation, shared by pages.
     Paged {
-        /// Numbers per position, part by part.
-        widths: Vec<usize>,
+        /// What is kept, side by side.
+        parts: Vec<PagedPart>,
     },
     /// A fixed number of f32 numbers per sequence that every token replaces (recurrent matrices, the tails
     /// of convolutions). Lives in slots: a step reads one slot and writes others, so that a checkpoint is a
@@ -38,4 +75,11 @@ pub enum StateKind {
         /// Numbers per slot.
         width: usize,
     },
+}
+
+impl StateKind {
+    /// Paged state with a row of each of these widths per position.
+    pub fn paged(widths: &[usize]) -> StateKind {
+        StateKind::Paged { parts: widths.iter().map(|&width| PagedPart::each(width)).collect() }
+    }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{decl, f32s, i32s, kv, q8s};
+use common::{decl, f32s, i32s, kv, pooled, q8s};
 use minfer_format::BlockType::{BF16, F16, F32, Q4_0, Q8_0};
 use minfer_graph::{
     Act, ActKind, Attend, AttendBlocks, Clamp, Conv1d, DType, DeltaRule, Dim, HyperMix, IndexSelect, Norm,
@@ -363,7 +363,7 @@ fn recurrent_ops() {
 
 #[test]
 fn sparse_attention() {
-    let state = kv(0, &[32, 32, 16, 16]);
+    let state = pooled(&[32, 32, 16, 16], 3, 4);
     let (rows, pages) = (i32s(&[]), ValueType::i32(Dim::Const(9), []));
     let norm = decl("norm", F32, &[16]);
     let tables = [rows.clone(), rows.clone(), pages.clone(), rows.clone()];
@@ -372,6 +372,14 @@ fn sparse_attention() {
         bad(Op::PoolKeys(pool()), &tables, Some(&norm), Some(&kv(0, &[32, 32]))),
         "parts 2 and 3 of state of widths [32, 32]"
     );
+    for (every, text) in [
+        (1, "part 3 of the state has no row for every 4 positions"),
+        (3, "rows for every 3 positions do not fit pages of 64"),
+        (0, "rows for every 0 positions do not fit pages of 64"),
+    ] {
+        let state = pooled(&[32, 32, 16, 16], 3, every);
+        assert!(bad(Op::PoolKeys(pool()), &tables, Some(&norm), Some(&state)).contains(text));
+    }
     let select = [f32s(&[32]), rows.clone(), rows.clone(), pages.clone()];
     assert_eq!(good(Op::IndexSelect(SELECT), &select, None, Some(&state)), ["i32[rows, 3]"]);
     let attend = Op::AttendBlocks(AttendBlocks {
@@ -452,7 +460,7 @@ fn hyper_connections() {
 /// One latent for all heads, key and value at once; keys pooled by gates; heads with weights.
 #[test]
 fn latent_attention() {
-    let state = kv(0, &[32, 16, 16, 16]);
+    let state = pooled(&[32, 16, 16, 16], 3, 4);
     let (rows, pages) = (i32s(&[]), ValueType::i32(Dim::Const(9), []));
     let tables = [rows.clone(), rows.clone(), pages.clone(), rows.clone()];
     let bias = decl("bias", F32, &[64]);

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{decl, f32s, i32s, kv};
+use common::{decl, f32s, i32s, kv, pooled};
 use minfer_format::BlockType::F32;
 use minfer_graph::{
     Attend, AttendWindow, Compress, Dim, ExpertWeights, IndexSelect, Op, Rope, RopeStyle, Router, Scoring,
@@ -73,7 +73,7 @@ fn compression() {
     assert_eq!(bad(Op::WindowStart(0), &[i32s(&[])], None, None), "windows of no positions");
     assert_eq!(good(Op::ZeroFirst, &[f32s(&[4, 8]), i32s(&[])], None, None), ["f32[rows, 4, 8]"]);
     assert!(bad(Op::ZeroFirst, &[f32s(&[8]), f32s(&[])], None, None).contains("i32"));
-    let (store, cache) = (|part| Op::StorePart(StorePart { part, every: 4 }), kv(0, &[16, 8]));
+    let (store, cache) = (|part| Op::StorePart(StorePart { part, every: 4 }), pooled(&[16, 8], 1, 4));
     let inputs = [f32s(&[8]), i32s(&[]), i32s(&[])];
     assert!(good(store(1), &inputs, None, Some(&cache)).is_empty());
     for part in [0, 2] {
@@ -89,7 +89,7 @@ fn attention() {
     let inputs = |q: usize, last: Option<ValueType>| -> Vec<ValueType> {
         [f32s(&[q])].into_iter().chain(tables.clone()).chain(last).collect()
     };
-    let (sinks, cache) = (decl("sinks", F32, &[2]), kv(0, &[16, 16, 8]));
+    let (sinks, cache) = (decl("sinks", F32, &[2]), pooled(&[16, 16, 8], 1, 4));
     let attend = |ratio, inputs: &[ValueType]| {
         good(Op::AttendWindow(window(ratio)), inputs, Some(&sinks), Some(&cache))
     };

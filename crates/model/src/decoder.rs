@@ -1,7 +1,7 @@
 //! What pre-norm decoders with grouped-query attention share: inputs, embedding, attention, feed-forward
 //! blocks, mixture of experts, head. An architecture file puts these together.
 
-use minfer_graph::{Attend, Graph, RopeStyle, RopeTable, ValueId, WeightId};
+use minfer_graph::{Attend, Graph, PagedPart, RopeStyle, RopeTable, ValueId, WeightId};
 
 use crate::checkpoint::{Checkpoint, Names};
 use crate::error::ModelError;
@@ -85,7 +85,7 @@ impl<'a> Decoder<'a> {
         }
         q = self.p.b.rope(q, self.rope, style.rope, h.head_dim);
         k = self.p.b.rope(k, self.rope, style.rope, h.head_dim);
-        let state = self.p.paged("kv", vec![kv_width, kv_width]);
+        let state = self.p.paged("kv", vec![PagedPart::each(kv_width); 2]);
         self.p.b.store_kv(&[k, v], self.p.slots, state);
         let scale = 1.0 / (h.head_dim as f32).sqrt();
         let attend = Attend { heads: h.heads, kv_heads: h.kv_heads, scale, v_part: 1 };

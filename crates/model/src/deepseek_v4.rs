@@ -5,15 +5,14 @@
 //! mixture of experts with a shared one, in the first layers chosen by the token alone.
 //!
 //! Tensor names are those of the published directories and of llama.cpp's GGUF files; formulas are transformers
-//! 5.24's. The 8-bit round trip of cached rows is left out. All rows of the window's cache are kept, not a ring of them,
-//! and a compressed row takes the room of the positions that it stands for.
+//! 5.24's. The 8-bit round trip of cached rows is left out. All rows of the window's cache are kept, not a ring of them.
 
 mod draft;
 mod sizes;
 
 use minfer_graph::{
     Attend, AttendWindow, Compress, ExpertWeights, Graph, GraphBuilder, HyperMix, IndexSelect, Norm, Op,
-    RopeTable, Router, Scoring, StateId, StorePart, Streams, ValueId,
+    PagedPart, RopeTable, Router, Scoring, StateId, StorePart, Streams, ValueId,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -321,13 +320,15 @@ impl<'a> Step<'a> {
 
     /// Rows of positions; compressed rows; keys of the indexer.
     fn kv_state(&mut self, ratio: usize) -> StateId {
-        let dim = self.m.hyper.head_dim;
-        let widths = match ratio {
-            0 => vec![dim],
-            SPARSE => vec![dim, dim, self.m.sizes.index_dim],
-            _ => vec![dim, dim],
-        };
-        self.p.paged("kv", widths)
+        let raw = PagedPart::each(self.m.hyper.head_dim);
+        let mut parts = vec![raw];
+        if ratio > 0 {
+            parts.push(PagedPart { every: ratio, ..raw });
+        }
+        if ratio == SPARSE {
+            parts.push(PagedPart { every: ratio, width: self.m.sizes.index_dim });
+        }
+        self.p.paged("kv", parts)
     }
 
     /// Compresses windows of `x` into rows of `dim` numbers, and keeps those in a part of `state`.

@@ -12,8 +12,8 @@ mod draft;
 mod sizes;
 
 use minfer_graph::{
-    Act, Attend, AttendBlocks, Conv1d, Graph, HeadRows, IndexSelect, Norm, Op, PoolGated, Router, Scoring,
-    StateId, Streams, ValueId, WeightId, WeightMap,
+    Act, Attend, AttendBlocks, Conv1d, Graph, HeadRows, IndexSelect, Norm, Op, PagedPart, PoolGated, Router,
+    Scoring, StateId, Streams, ValueId, WeightId, WeightMap,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -301,7 +301,9 @@ impl<'a> Step<'a> {
         let k = self.p.b.layer_norm(k, norm, Norm { eps: s.index_eps, group: dim });
         let gate = self.p.weight(INDEX_GATE, "", &[dim, hidden])?;
         let gate = self.p.b.matmul(x, gate, "index_gate");
-        let state = self.p.paged("latent", vec![s.latent, dim, dim, dim]);
+        let index = PagedPart::each(dim);
+        let pooled = PagedPart { every: block, ..index };
+        let state = self.p.paged("latent", vec![PagedPart::each(s.latent), index, index, pooled]);
         self.p.b.store_kv(&[latent, k, gate], self.p.slots, state);
         let bias = self.p.weight(INDEX_BIAS, "", &[block * dim])?;
         let pool = PoolGated { block, raw: 1, gates: 2, pooled: 3 };

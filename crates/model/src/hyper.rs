@@ -1,7 +1,7 @@
 //! Hyper-parameters of decoder models, read from any source.
 
 use minfer_format::Metadata;
-use minfer_graph::{Router, Scoring};
+use minfer_graph::{PAGE, PagedPart, Router, Scoring};
 use serde_json::Value as Json;
 
 use crate::checkpoint::Checkpoint;
@@ -297,4 +297,13 @@ pub(crate) fn layer_types(c: &Config<'_>, layers: usize) -> Result<Vec<bool>, Mo
         _ => Err(bad(format!("has {kind}, neither linear_attention nor full_attention"))),
     };
     kinds.iter().map(attends).collect()
+}
+
+/// Fails unless rows for every so many positions can be kept in pages.
+pub(crate) fn fits_pages(ck: &Checkpoint, what: &str, every: usize) -> Result<(), ModelError> {
+    if PagedPart::fits(every) {
+        return Ok(());
+    }
+    let why = format!("is {every}, which neither divides a page of {PAGE} positions nor is a multiple of it");
+    Err(ck.bad(what, why))
 }

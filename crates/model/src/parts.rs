@@ -2,8 +2,8 @@
 //! projections, norms, experts, and state. How they are wired is the architecture's own file.
 
 use minfer_graph::{
-    Act, ActKind, Clamp, Dim, Graph, GraphBuilder, StateDecl, StateId, StateKind, ValueId, ValueType,
-    WeightId,
+    Act, ActKind, Clamp, Dim, Graph, GraphBuilder, PagedPart, StateDecl, StateId, StateKind, ValueId,
+    ValueType, WeightId,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -201,9 +201,9 @@ impl<'a> Parts<'a> {
         self.swiglu(gate, up)
     }
 
-    /// State of this layer with one row per position in each part.
-    pub(crate) fn paged(&mut self, name: &str, widths: Vec<usize>) -> StateId {
-        self.state(name, StateKind::Paged { widths })
+    /// State of this layer whose rows belong to positions.
+    pub(crate) fn paged(&mut self, name: &str, parts: Vec<PagedPart>) -> StateId {
+        self.state(name, StateKind::Paged { parts })
     }
 
     /// State of this layer that every token replaces.

@@ -11,8 +11,8 @@ mod sizes;
 use std::sync::Arc;
 
 use minfer_graph::{
-    Act, ActKind, Attend, AttendBlocks, Conv1d, Dim, Graph, IndexSelect, Norm, Op, PoolKeys, RopeStyle,
-    Slice, Streams, ValueId, ValueType, WeightDecl, WeightId, WeightMap,
+    Act, ActKind, Attend, AttendBlocks, Conv1d, Dim, Graph, IndexSelect, Norm, Op, PagedPart, PoolKeys,
+    RopeStyle, Slice, Streams, ValueId, ValueType, WeightDecl, WeightId, WeightMap,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -274,7 +274,9 @@ impl<'a> Step<'a> {
         let (q, k) = (self.rotated(q, Q_NORM, dim)?, self.rotated(k, K_NORM, dim)?);
         let (index_q, index_k) = self.index_qk(x)?;
         let index_q = self.rotated(index_q, INDEX_Q_NORM, s.index_dim)?;
-        let state = self.p.paged("kv", vec![kv_width, kv_width, s.index_dim, s.index_dim]);
+        let index = PagedPart::each(s.index_dim);
+        let (kv, pooled) = (PagedPart::each(kv_width), PagedPart { every: s.block, ..index });
+        let state = self.p.paged("kv", vec![kv, kv, index, pooled]);
         self.p.b.store_kv(&[k, v, index_k], self.p.slots, state);
         let norm = self.centred(INDEX_K_NORM, s.index_dim)?;
         let inv_freq = self.inv_freq.clone();

@@ -39,7 +39,7 @@ fn builds_and_declares_its_states() {
     let widths = |name: &str| {
         let state = graph.states.iter().find(|s| s.name == name).unwrap();
         match &state.kind {
-            StateKind::Paged { widths } => widths.clone(),
+            StateKind::Paged { parts } => parts.iter().map(|p| p.width).collect(),
             StateKind::Recurrent { width } => vec![*width],
             other => panic!("{other:?}"),
         }

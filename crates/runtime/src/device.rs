@@ -161,7 +161,10 @@ impl StateSpec {
     /// Bytes of one page of one part; `None` on overflow.
     pub fn part_page_bytes(&self, part: usize) -> Option<usize> {
         match &self.decl.kind {
-            StateKind::Paged { widths } => self.format.row_bytes(*widths.get(part)?).checked_mul(PAGE),
+            StateKind::Paged { parts } => {
+                let part = parts.get(part)?;
+                self.format.row_bytes(1).checked_mul(part.width)?.checked_mul(part.rows(PAGE))
+            }
             _ => None,
         }
     }
@@ -170,9 +173,9 @@ impl StateSpec {
     /// one row; `None` on overflow and for more rows than a unit has.
     pub fn unit_bytes(&self, rows: usize) -> Option<usize> {
         match &self.decl.kind {
-            StateKind::Paged { widths } if rows <= PAGE => widths.iter().try_fold(0usize, |sum, &width| {
-                let row = width.checked_mul(self.format.row_bytes(1))?;
-                sum.checked_add(row.checked_mul(rows)?)
+            StateKind::Paged { parts } if rows <= PAGE => parts.iter().try_fold(0usize, |sum, part| {
+                let row = part.width.checked_mul(self.format.row_bytes(1))?;
+                sum.checked_add(row.checked_mul(part.rows(rows))?)
             }),
             StateKind::Recurrent { width } if rows == 1 => width.checked_mul(4),
             _ => None,
@@ -182,7 +185,7 @@ impl StateSpec {
     /// Bytes of the whole state; `None` on overflow.
     pub fn bytes(&self) -> Option<usize> {
         match &self.decl.kind {
-            StateKind::Paged { widths } => (0..widths.len()).try_fold(0usize, |sum, part| {
+            StateKind::Paged { parts } => (0..parts.len()).try_fold(0usize, |sum, part| {
                 sum.checked_add(self.part_page_bytes(part)?.checked_mul(self.pages)?)
             }),
             // Always f32: what every token multiplies would drift in f16.

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use minfer_graph::PAGE;
+use minfer_graph::{PAGE, PagedPart};
 
 use super::tile::Tile;
 use super::{AttendShape, CacheRows, HeadRows, Running, Scratch};
@@ -29,14 +29,15 @@ pub struct WindowRow<'a> {
 }
 
 impl WindowRow<'_> {
-    /// Cache (0: positions, 1: compressed rows) and slot of each row that is seen.
+    /// Cache (0: positions, 1: compressed rows) and row in it of each row that is seen.
     fn seen(&self) -> impl Iterator<Item = (usize, usize)> {
         let end = self.position + 1;
         let complete = end.checked_div(self.ratio).unwrap_or(0);
         let all = 0..if self.chosen.is_none() { complete } else { 0 };
         let chosen = self.chosen.unwrap_or_default().iter().map(|&i| i as usize);
         let window = (end.saturating_sub(self.window)..end).map(|p| (0, self.slot(p)));
-        window.chain(all.chain(chosen).map(|i| (1, self.slot((i + 1) * self.ratio - 1))))
+        let compressed = PagedPart { width: 1, every: self.ratio.max(1) };
+        window.chain(all.chain(chosen).map(move |i| (1, compressed.row(self.slot((i + 1) * self.ratio - 1)))))
     }
 
     fn slot(&self, position: usize) -> usize {
@@ -108,7 +109,7 @@ mod tests {
         let (heads, dim, ratio, position) = (4, 24, 4, 200);
         let shape = AttendShape { heads, kv_heads: 1, k_dim: dim, v_dim: dim, scale: 0.2 };
         let pages = [2, 0, 3, 1];
-        let [raw, compressed] = [(); 2].map(|()| rng.floats(4 * PAGE * dim, 2.0));
+        let [raw, compressed] = [4 * PAGE, 4 * PAGE / ratio].map(|rows| rng.floats(rows * dim, 2.0));
         let (q, sinks) = (rng.floats(heads * dim, 2.0), rng.floats(heads, 2.0));
         let slot = |p: usize| pages[p / PAGE] as usize * PAGE + p % PAGE;
         for (window, chosen, ratio) in
@@ -121,7 +122,9 @@ mod tests {
                 .map(|p| &raw[slot(p) * dim..][..dim])
                 .collect();
             rows.extend(
-                listed.iter().map(|&i| &compressed[slot((i as usize + 1) * ratio - 1) * dim..][..dim]),
+                listed
+                    .iter()
+                    .map(|&i| &compressed[slot((i as usize + 1) * ratio - 1) / ratio * dim..][..dim]),
             );
             let mut want = Vec::new();
             for h in 0..heads {

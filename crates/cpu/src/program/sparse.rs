@@ -294,7 +294,7 @@ impl SelectStep {
             (run.get::<f32>(&self.q, row, 1), weights, state.rows(pooled))
         };
         for b in blocks {
-            keys.load(run.kernels, place.slot((b + 1) * block - 1), key);
+            keys.load(run.kernels, state.row(pooled, place.slot((b + 1) * block - 1)), key);
             keep(
                 b,
                 match weights {

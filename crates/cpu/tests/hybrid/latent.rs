@@ -2,7 +2,8 @@
 //! the indexer, matrices per head around the attention.
 
 use minfer_graph::{
-    Attend, AttendBlocks, Dim, Graph, GraphBuilder, IndexSelect, PoolGated, StateDecl, StateKind, ValueType,
+    Attend, AttendBlocks, Dim, Graph, GraphBuilder, IndexSelect, PagedPart, PoolGated, StateDecl, StateKind,
+    ValueType,
 };
 use minfer_runtime::KvFormat;
 
@@ -24,7 +25,9 @@ fn graph() -> Graph {
     let [ids, positions, slots, table_at] =
         ["ids", "positions", "slots", "table_at"].map(|name| per_row(&mut b, name));
     let pages = b.input("pages", ValueType::i32(Dim::Const(PAGES.len() + 1), []));
-    let kind = StateKind::Paged { widths: vec![LATENT, INDEX_DIM, INDEX_DIM, INDEX_DIM] };
+    let mut parts = vec![LATENT, INDEX_DIM, INDEX_DIM].into_iter().map(PagedPart::each).collect::<Vec<_>>();
+    parts.push(PagedPart { width: INDEX_DIM, every: BLOCK });
+    let kind = StateKind::Paged { parts };
     let state = b.state(StateDecl { name: "latent".to_string(), layer: 0, kind });
     let q = table(&mut b, ids, "q", HEADS * K);
     let into = weight(&mut b, "into", &[HEADS, LATENT, K]);

@@ -1,8 +1,8 @@
 //! Sparse attention as one layer: store, pool, select, attend.
 
 use minfer_graph::{
-    Attend, AttendBlocks, Dim, Graph, GraphBuilder, IndexSelect, PAGE, PoolKeys, StateDecl, StateKind,
-    ValueType,
+    Attend, AttendBlocks, Dim, Graph, GraphBuilder, IndexSelect, PAGE, PagedPart, PoolKeys, StateDecl,
+    StateKind, ValueType,
 };
 use minfer_runtime::KvFormat;
 
@@ -23,7 +23,9 @@ fn graph(top: usize) -> Graph {
         ["ids", "positions", "slots", "table_at"].map(|name| per_row(&mut b, name));
     let pages = b.input("pages", ValueType::i32(Dim::Const(PAGES.len() + 1), []));
     let kv = ATTEND.kv_heads * DIM;
-    let kind = StateKind::Paged { widths: vec![kv, kv, INDEX_DIM, INDEX_DIM] };
+    let mut parts = vec![kv, kv, INDEX_DIM].into_iter().map(PagedPart::each).collect::<Vec<_>>();
+    parts.push(PagedPart { width: INDEX_DIM, every: BLOCK });
+    let kind = StateKind::Paged { parts };
     let state = b.state(StateDecl { name: "kv".to_string(), layer: 0, kind });
     let q = table(&mut b, ids, "q", ATTEND.heads * DIM);
     let [k, v] = ["k", "v"].map(|name| table(&mut b, ids, name, kv));

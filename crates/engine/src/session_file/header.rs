@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use minfer_graph::{PAGE, StateDecl, StateKind};
+use minfer_graph::{PAGE, PagedPart, StateDecl, StateKind};
 use minfer_model::Fingerprint;
 use minfer_runtime::{DeviceKind, KvFormat, StateSpec};
 
@@ -43,14 +43,14 @@ pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
         out.extend(decl.layer.to_le_bytes());
         out.extend(u16::from(state.draft).to_le_bytes());
         out.extend(state.device.number().to_le_bytes());
-        let (kind, widths) = match &decl.kind {
-            StateKind::Paged { widths } => (PAGED, &widths[..]),
-            StateKind::Recurrent { width } => (RECURRENT, std::slice::from_ref(width)),
+        let (kind, sizes) = match &decl.kind {
+            StateKind::Paged { parts } => (PAGED, parts.iter().flat_map(|p| [p.width, p.every]).collect()),
+            StateKind::Recurrent { width } => (RECURRENT, vec![*width]),
             // No device opens another kind.
-            _ => (u16::MAX, &[][..]),
+            _ => (u16::MAX, vec![]),
         };
         out.extend(kind.to_le_bytes());
-        list(&mut out, widths);
+        list(&mut out, &sizes);
     }
     out.extend((snapshot.tokens.len() as u32).to_le_bytes());
     snapshot.tokens.iter().for_each(|token| out.extend(token.to_le_bytes()));
@@ -75,9 +75,9 @@ pub(super) fn decode(header: &[u8]) -> Option<Snapshot> {
             _ => return None,
         };
         let device = DeviceKind::from_number(fields.u16()?)?;
-        let (kind, widths) = (fields.u16()?, fields.list()?);
-        let kind = match (kind, &widths[..]) {
-            (PAGED, _) => StateKind::Paged { widths },
+        let (kind, sizes) = (fields.u16()?, fields.list()?);
+        let kind = match (kind, &sizes[..]) {
+            (PAGED, _) => StateKind::Paged { parts: parts(&sizes)? },
             (RECURRENT, &[width]) => StateKind::Recurrent { width },
             _ => return None,
         };
@@ -91,6 +91,12 @@ pub(super) fn decode(header: &[u8]) -> Option<Snapshot> {
     let origin = Arc::new(Origin { arch, fingerprint, kv_format, states });
     let whole = fields.0.is_empty() && page as usize == PAGE;
     whole.then_some(Snapshot { origin, tokens, checkpoints, payload: Vec::new(), name: String::new() })
+}
+
+fn parts(sizes: &[usize]) -> Option<Vec<PagedPart>> {
+    let (pairs, rest) = sizes.as_chunks();
+    let part = |&[width, every]: &[usize; 2]| PagedPart::fits(every).then_some(PagedPart { width, every });
+    if rest.is_empty() { pairs.iter().map(part).collect() } else { None }
 }
 
 /// What a sequence cannot be; and the payload must be as long as the header says.

@@ -36,9 +36,12 @@ impl Operands<'_> {
     pub(crate) fn store_part(&self, s: &StorePart) -> Result<Vec<ValueType>, String> {
         let x = self.float(0)?;
         self.same_lead(&[x.shape.lead, self.indices(1)?, self.indices(2)?])?;
-        let widths = self.parts()?;
+        let widths = self.widths()?;
         match widths.get(s.part) {
-            Some(&width) if width == x.shape.width() && s.every > 0 => Ok(vec![]),
+            Some(&width) if width == x.shape.width() && s.every > 0 => {
+                self.rows_for(&[s.part], s.every)?;
+                Ok(vec![])
+            }
             _ => Err(format!("{x} as part {} of state of widths {widths:?}", s.part)),
         }
     }
@@ -58,15 +61,19 @@ impl Operands<'_> {
             _ => return Err(format!("{} is not a list of compressed rows per row", self.inputs[4])),
         }
         self.weight_is(&[a.attend.heads])?;
-        let widths = self.parts()?;
+        let widths = self.widths()?;
         let fits = a.attend.kv_heads == 1
             && a.window > 0
             && q.shape.width() == a.attend.heads * widths[0]
             && (a.ratio == 0 || widths.get(1) == Some(&widths[0]));
-        match fits {
-            true => Ok(vec![ValueType::f32(q.shape.lead, [q.shape.width()])]),
-            false => Err(format!("{q} over state of widths {widths:?} for {a:?}")),
+        if !fits {
+            return Err(format!("{q} over state of widths {widths:?} for {a:?}"));
         }
+        self.rows_for(&[0], 1)?;
+        if a.ratio > 0 {
+            self.rows_for(&[1], a.ratio)?;
+        }
+        Ok(vec![ValueType::f32(q.shape.lead, [q.shape.width()])])
     }
 
     pub(crate) fn gather_ids(&self) -> Result<Vec<ValueType>, String> {

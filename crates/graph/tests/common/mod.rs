@@ -2,7 +2,9 @@
 #![allow(dead_code, unreachable_pub)]
 
 use minfer_format::BlockType;
-use minfer_graph::{DType, Dim, GraphBuilder, StateDecl, StateKind, ValueType, WeightDecl, WeightId};
+use minfer_graph::{
+    DType, Dim, GraphBuilder, PagedPart, StateDecl, StateKind, ValueType, WeightDecl, WeightId,
+};
 
 pub fn f32s(inner: &[usize]) -> ValueType {
     ValueType::f32(Dim::Rows, inner)
@@ -30,6 +32,13 @@ pub fn weight(b: &mut GraphBuilder, name: &str, ty: BlockType, shape: &[usize]) 
     b.weight(decl(name, ty, shape))
 }
 
+/// State whose last parts, from `first` on, have a row for every so many positions.
+pub fn pooled(widths: &[usize], first: usize, every: usize) -> StateDecl {
+    let rows = |(i, &width)| PagedPart { width, every: if i < first { 1 } else { every } };
+    let parts = widths.iter().enumerate().map(rows).collect();
+    StateDecl { kind: StateKind::Paged { parts }, ..kv(0, &[]) }
+}
+
 pub fn kv(layer: u32, widths: &[usize]) -> StateDecl {
-    StateDecl { name: format!("kv{layer}"), layer, kind: StateKind::Paged { widths: widths.to_vec() } }
+    StateDecl { name: format!("kv{layer}"), layer, kind: StateKind::paged(widths) }
 }

@@ -8,7 +8,7 @@ use super::{ARCH, DeepseekV4};
 use crate::checkpoint::{Checkpoint, Names};
 use crate::decoder::EMBED_BARE;
 use crate::error::ModelError;
-use crate::hyper::{Config, Experts, Hyper};
+use crate::hyper::{Config, Experts, Hyper, fits_pages};
 use crate::rope::{Scaling, positive, scaling_from_gguf};
 
 /// Sizes beyond those of [`Hyper`].
@@ -183,6 +183,9 @@ impl DeepseekV4 {
         }
         if let Some(ratio) = s.ratios.iter().find(|r| **r > 1 << 12) {
             return Err(ck.bad("compression ratio", format!("is {ratio}, above {}", 1 << 12)));
+        }
+        for &ratio in s.ratios.iter().filter(|&&r| r > 0) {
+            fits_pages(ck, "compression ratio", ratio)?;
         }
         let numbers = [
             ("hyper-connection epsilon", s.hyper_eps, s.hyper_eps >= 0.0),

@@ -8,7 +8,7 @@ use super::{ARCH, DELTA_DECAY, Glm5Next};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::EMBED;
 use crate::error::ModelError;
-use crate::hyper::{Config, Experts, Hyper, layer_types};
+use crate::hyper::{Config, Experts, Hyper, fits_pages, layer_types};
 use crate::rope::Scaling;
 
 /// Sizes beyond those of [`Hyper`].
@@ -157,6 +157,7 @@ impl Glm5Next {
         if let Some((what, n, most)) = sizes.iter().find(|(_, n, most)| !(1..=*most).contains(n)) {
             return Err(ck.bad(what, format!("is {n}, outside 1..={most}")));
         }
+        fits_pages(ck, "indexer block", s.block)?;
         let numbers = [
             ("hyper-connection epsilon", s.mix.eps, s.mix.eps >= 0.0),
             ("linear_lower_bound", s.lower_bound, s.lower_bound < 0.0),

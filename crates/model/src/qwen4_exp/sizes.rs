@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use super::{ARCH, DELTA_DECAY, PLE_TABLE, Qwen4Exp};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::hyper::{Config, Experts, Hyper, layer_types};
+use crate::hyper::{Config, Experts, Hyper, fits_pages, layer_types};
 use crate::ngram::{Geometry, Ngram, Recipe};
 
 /// Sizes beyond those of [`Hyper`].
@@ -191,6 +191,7 @@ impl Qwen4Exp {
         {
             return Err(ck.bad(what, format!("is {n}, outside 1..={most}")));
         }
+        fits_pages(ck, "indexer block", s.block)?;
         if !s.delta.v_heads.is_multiple_of(s.delta.k_heads) {
             return Err(ck.bad("DeltaNet value head count", "is not a multiple of the key head count"));
         }

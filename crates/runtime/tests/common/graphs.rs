@@ -173,8 +173,7 @@ pub fn attention(layers: u32) -> Graph {
     let pages = b.input("pages", ValueType::i32(Dim::Const(4), []));
     for layer in 0..layers {
         b.set_layer(Some(layer));
-        let widths = vec![HEAD, HEAD];
-        let kind = StateKind::Paged { widths };
+        let kind = StateKind::paged(&[HEAD, HEAD]);
         let state = b.state(StateDecl { name: format!("kv{layer}"), layer, kind });
         let [q, k, v] = [("q", WIDTH), ("k", HEAD), ("v", HEAD)].map(|(name, n)| {
             let w = weight(&mut b, &format!("{name}{layer}"), &[n, WIDTH]);

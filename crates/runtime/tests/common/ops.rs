@@ -33,7 +33,8 @@ pub struct Rows {
 
 impl Rows {
     pub fn new(spec: &StateSpec) -> Rows {
-        let StateKind::Paged { widths } = &spec.decl.kind else { panic!("only paged state") };
+        let StateKind::Paged { parts } = &spec.decl.kind else { panic!("only paged state") };
+        let widths = [parts[0].width, parts[1].width];
         let rows = |width: usize| vec![f32::NAN; width * PAGE * spec.pages];
         Rows { widths: [widths[0], widths[1]], parts: Mutex::new([rows(widths[0]), rows(widths[1])]) }
     }
