@@ -7,6 +7,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
+use common::chain::Chain;
 use common::{Golden, bits, cpu, data, logits_in_chunks, max_difference, open};
 use minfer_cpu::Isa;
 use minfer_engine::{Checkpoint, EngineOptions, KvFormat};
@@ -102,12 +103,15 @@ impl Converter {
     }
 
     fn layer(&mut self, i: usize) {
+        self.layer_from(&format!("layers.{i}"), i);
+    }
+
+    fn layer_from(&mut self, hf: &str, i: usize) {
         for (from, to) in LAYER {
-            self.rename(&format!("layers.{i}.{from}"), format!("blk.{i}.{to}"));
+            self.rename(&format!("{hf}.{from}"), format!("blk.{i}.{to}"));
         }
         for (from, to) in PACKED {
-            let experts =
-                (0..EXPERTS).map(|e| self.read(&format!("layers.{i}.ffn.experts.{e}.{from}.weight")));
+            let experts = (0..EXPERTS).map(|e| self.read(&format!("{hf}.ffn.experts.{e}.{from}.weight")));
             let experts: Vec<_> = experts.map(Option::unwrap).collect();
             let shape = [&[EXPERTS], &experts[0].1[..]].concat();
             let bytes = experts.iter().flat_map(|e| e.2.clone()).collect();
@@ -116,16 +120,61 @@ impl Converter {
     }
 }
 
+/// The draft layer: both of its projections in one, and where `own`, weights of its own in place of the model's.
+fn draft_layer(c: &mut Converter, own: bool) {
+    c.layer_from("mtp.0", LAYERS);
+    let [(_, shape, e), (_, _, h)] =
+        ["e_proj", "h_proj"].map(|p| c.read(&format!("mtp.0.{p}.weight")).unwrap());
+    let row = 4 * shape[1];
+    let both = e.chunks(row).zip(h.chunks(row)).flat_map(|(e, h)| [e, h].concat()).collect();
+    let name = format!("blk.{LAYERS}.nextn.eh_proj.weight");
+    c.tensors.push((name, false, vec![shape[0], 2 * shape[1]], both));
+    let norms = [("enorm", "enorm"), ("hnorm", "hnorm"), ("norm", "shared_head_norm")];
+    for (from, to) in &norms[..if own { 3 } else { 2 }] {
+        c.rename(&format!("mtp.0.{from}.weight"), format!("blk.{LAYERS}.nextn.{to}.weight"));
+    }
+    for part in if own { &["fn", "base", "scale"][..] } else { &[] } {
+        c.rename(&format!("mtp.0.hc_head_{part}"), format!("blk.{LAYERS}.output_hc_{part}.weight"));
+    }
+}
+
+/// The legacy head of a file: within 1e-4 of the reference where the file has all of it. llama.cpp's files have the
+/// model's own stream weights and norm for it, which gives other logits.
+#[test]
+fn draft_head() {
+    let golden = Golden::open(&data("oracle/deepseek_v4/golden_mtp.safetensors"));
+    let (next, streams) = (golden.ids("next_ids"), golden.f32("hc_hidden").concat());
+    for own in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = common::with_head(dir.path(), "deepseek_v4", "mtp_legacy.safetensors");
+        let model = convert_from(HfDir::open(&path).unwrap(), own, |w, _| {
+            w.set("deepseek4.block_count", Value::U32(LAYERS as u32 + 1));
+            w.set("deepseek4.nextn_predict_layers", Value::U32(1));
+        });
+        let worst =
+            max_difference(&Chain::open(&model).run(0, &next, &streams).0, &golden.f32("mtp.prefill.logits"));
+        println!("own weights: {own}: largest difference {worst:e}");
+        assert_eq!(worst <= 1e-4, own, "{worst}");
+    }
+}
+
 /// Every tensor of the fixture, with the keys of llama.cpp's converter; `edit` changes either.
 fn convert(edit: impl FnOnce(&mut GgufWriter, &mut Converter)) -> Checkpoint {
-    let dir = HfDir::open(&data("oracle/deepseek_v4")).unwrap();
+    convert_from(HfDir::open(&data("oracle/deepseek_v4")).unwrap(), true, edit)
+}
+
+/// Also the draft layer, if there is one.
+fn convert_from(dir: HfDir, own: bool, edit: impl FnOnce(&mut GgufWriter, &mut Converter)) -> Checkpoint {
     let mut c = Converter { dir, taken: BTreeSet::new(), tensors: vec![] };
     for (from, to) in ROOT {
         c.rename(from, to.to_string());
     }
     (0..LAYERS).for_each(|i| c.layer(i));
+    if c.dir.tensor("mtp.0.e_proj.weight").is_some() {
+        draft_layer(&mut c, own);
+    }
     let all: BTreeSet<String> = c.dir.tensors().map(|t| t.name.clone()).collect();
-    assert_eq!(c.taken, all, "every tensor is converted");
+    assert!(c.taken == all || !own, "every tensor is converted");
     let mut writer = GgufWriter::new();
     writer.set("general.architecture", Value::String("deepseek4".to_string()));
     for (key, value) in [

@@ -124,11 +124,11 @@ impl Model for DeepseekV4 {
     }
 
     fn graph_with_streams(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
-        self.trunk(ck, page_table, self.head(ck)?)
+        self.trunk(ck, page_table, draft::find(self, ck)?)
     }
 
     fn draft_head(&self, ck: &Checkpoint, page_table: usize) -> Result<Option<DraftHead>, ModelError> {
-        match self.head(ck)? {
+        match draft::find(self, ck)? {
             Head::None => Ok(None),
             Head::Legacy => draft::chain(self, ck, page_table).map(Some),
             Head::Dspark(dspark) => draft::block(self, ck, page_table, dspark).map(Some),
@@ -145,16 +145,6 @@ enum Head<'a> {
 }
 
 impl DeepseekV4 {
-    fn head(&self, ck: &Checkpoint) -> Result<Head<'_>, ModelError> {
-        let first = Some(self.hyper.layers);
-        if ck.has(draft::MAIN, first, "weight")? {
-            let missing =
-                || ck.bad("config.json: dspark_target_layer_ids", "is missing, but there is a head");
-            return Ok(Head::Dspark(self.sizes.dspark.as_ref().ok_or_else(missing)?));
-        }
-        Ok(if ck.has(draft::HIDDEN, first, "weight")? { Head::Legacy } else { Head::None })
-    }
-
     /// The decoder, with what a draft head needs of it.
     fn trunk(&self, ck: &Checkpoint, page_table: usize, head: Head<'_>) -> Result<Graph, ModelError> {
         let (mut step, x) = Step::start(ck, self, page_table)?;

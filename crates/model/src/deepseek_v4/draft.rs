@@ -8,29 +8,42 @@
 //! chosen token and noise; its rows see the window before it and one another. Each draft is then corrected by the one
 //! before it, through a product of low rank.
 
-use minfer_graph::{Dim, Graph, GraphBuilder, Op, Streams, ValueId, ValueType};
+use minfer_graph::{Dim, Graph, GraphBuilder, Op, Slice, Streams, ValueId, ValueType};
 
 use super::sizes::Dspark;
-use super::{DeepseekV4, Reach, Step};
+use super::{DeepseekV4, HEAD_MIXER, Head, Reach, Step};
 use crate::checkpoint::{Checkpoint, Names};
 use crate::error::ModelError;
 use crate::parts::SIGMOID;
 use crate::{BlockHead, DraftHead};
 
-pub(super) const HIDDEN: Names = ("h_proj", "h_proj");
-const EMBEDDING: Names = ("e_proj", "e_proj");
-const HIDDEN_NORM: Names = ("hnorm", "hnorm");
-const EMBEDDING_NORM: Names = ("enorm", "enorm");
-const OUTPUT_NORM: Names = ("norm", "norm");
+/// Two tensors in published directories, one of twice the width in GGUF files, the embedding's half first.
+const HIDDEN: Names = ("", "h_proj");
+const EMBEDDING: Names = ("", "e_proj");
+const BOTH: Names = ("nextn.eh_proj", "");
+const HIDDEN_NORM: Names = ("nextn.hnorm", "hnorm");
+const EMBEDDING_NORM: Names = ("nextn.enorm", "enorm");
+const OUTPUT_NORM: Names = ("nextn.shared_head_norm", "norm");
 
-pub(super) const MAIN: Names = ("main_proj", "main_proj");
-const MAIN_NORM: Names = ("main_norm", "main_norm");
-const MARKOV_IN: Names = ("markov_w1", "markov_head.markov_w1");
-const MARKOV_OUT: Names = ("markov_w2", "markov_head.markov_w2");
-const CONFIDENCE: Names = ("confidence_proj", "confidence_head.proj");
+/// Only in published directories.
+const MAIN: Names = ("", "main_proj");
+const MAIN_NORM: Names = ("", "main_norm");
+const MARKOV_IN: Names = ("", "markov_head.markov_w1");
+const MARKOV_OUT: Names = ("", "markov_head.markov_w2");
+const CONFIDENCE: Names = ("", "confidence_head.proj");
 
 /// Layers of a DSpark head.
 const STAGES: usize = 3;
+
+/// Which head a checkpoint has.
+pub(super) fn find<'m>(m: &'m DeepseekV4, ck: &Checkpoint) -> Result<Head<'m>, ModelError> {
+    let has = |names| ck.has(names, Some(m.hyper.layers), "weight");
+    if has(MAIN)? {
+        let missing = || ck.bad("config.json: dspark_target_layer_ids", "is missing, but there is a head");
+        return Ok(Head::Dspark(m.sizes.dspark.as_ref().ok_or_else(missing)?));
+    }
+    Ok(if has(HIDDEN)? || has(BOTH)? { Head::Legacy } else { Head::None })
+}
 
 /// The legacy head.
 pub(super) fn chain(m: &DeepseekV4, ck: &Checkpoint, page_table: usize) -> Result<DraftHead, ModelError> {
@@ -45,8 +58,18 @@ pub(super) fn chain(m: &DeepseekV4, ck: &Checkpoint, page_table: usize) -> Resul
     let h = step.p.b.gather_rows(h, step.p.out_rows);
     let h = step.feed(h)?;
     step.p.b.output("streams", h);
+    // Files may leave out what is the model's own.
+    let own = |names, suffix| ck.has(names, Some(m.hyper.layers), suffix);
+    if !own(HEAD_MIXER.project, "")? {
+        step.p.leave();
+    }
     let x = step.collapse(h)?;
-    step.finish(x, OUTPUT_NORM).map(DraftHead::Chain)
+    step.p.enter(m.hyper.layers);
+    if own(OUTPUT_NORM, "weight")? {
+        return step.finish(x, OUTPUT_NORM).map(DraftHead::Chain);
+    }
+    step.p.leave();
+    step.finish(x, super::OUTPUT_NORM).map(DraftHead::Chain)
 }
 
 /// DSpark.
@@ -101,12 +124,29 @@ impl Step<'_> {
         let (n, hidden) = (self.m.sizes.streams, self.m.hyper.hidden);
         let a = self.p.b.reshape(streams, &[n, hidden]);
         let a = self.p.norm(a, HIDDEN_NORM, hidden)?;
+        let e = self.p.norm(embedded, EMBEDDING_NORM, hidden)?;
+        if self.p.ck.has(BOTH, self.p.layer(), "weight")? {
+            return self.join_packed(e, a);
+        }
         let a = self.p.linear(a, HIDDEN, [hidden, hidden], "draft_hidden")?;
         let a = self.p.b.reshape(a, &[n * hidden]);
-        let e = self.p.norm(embedded, EMBEDDING_NORM, hidden)?;
         let e = self.p.linear(e, EMBEDDING, [hidden, hidden], "draft_embedding")?;
         let e = self.streams(e);
         Ok(self.p.b.add(a, e))
+    }
+
+    /// `W (e; a_s)` for each stream.
+    fn join_packed(&mut self, e: ValueId, a: ValueId) -> Result<ValueId, ModelError> {
+        let (n, hidden) = (self.m.sizes.streams, self.m.hyper.hidden);
+        let group = n * hidden;
+        let a = self.p.b.reshape(a, &[group]);
+        let mut streams = Vec::with_capacity(n);
+        for s in 0..n {
+            let a = self.p.b.slice(a, Slice { group, from: s * hidden, len: hidden }, "draft_stream");
+            let both = self.p.b.concat(&[e, a], "draft_input");
+            streams.push(self.p.linear(both, BOTH, [hidden, 2 * hidden], "draft_joined")?);
+        }
+        Ok(self.p.b.concat(&streams, "draft_streams"))
     }
 
     /// The mean of the residual streams.
