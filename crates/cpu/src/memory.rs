@@ -106,7 +106,7 @@ impl Arena for CpuArena {
 }
 
 /// Bytes that were there at once.
-struct Copied(Vec<u8>);
+pub(crate) struct Copied(pub(crate) Vec<u8>);
 
 impl ReadBack for Copied {
     fn wait(&self, _timeout: Duration) -> Result<&[u8], WaitError> {

@@ -3,15 +3,16 @@
 //! the engine's affair.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
 use minfer_graph::{PAGE, StateKind};
-use minfer_runtime::{DeviceError, KvFormat, StateBuffer, StateSpec};
+use minfer_runtime::{DeviceError, KvFormat, ReadBack, StateBuffer, StateSpec};
 
 use crate::attention::{CacheRows, CacheRowsMut, KvView};
 use crate::device::{Shared, out_of_memory};
-use crate::memory::StreamBytes;
+use crate::memory::{Copied, StreamBytes};
 
 /// Opens the kind of state that a layer declares.
 ///
@@ -27,7 +28,7 @@ pub(crate) fn open(shared: Arc<Shared>, spec: &StateSpec) -> Result<Arc<dyn Stat
         }
         StateKind::Recurrent { width } => {
             let bytes = StreamBytes::zeroed(bytes()?, name)?;
-            Ok(Arc::new(SlotState { width: *width, slots: spec.pages, bytes }))
+            Ok(Arc::new(SlotState { shared, width: *width, slots: spec.pages, bytes }))
         }
         kind => Err(DeviceError::Unsupported(format!("state '{name}' {kind:?}"))),
     }
@@ -108,6 +109,20 @@ impl PagedState {
         }
     }
 
+    /// Where the first `rows` rows of a page lie, part by part.
+    fn ranges(&self, page: u32, rows: usize) -> Result<Vec<Range<usize>>, DeviceError> {
+        let index = page as usize;
+        if index >= self.pages || rows > PAGE {
+            let why = format!("{rows} rows of page {page}: there are {} pages of {PAGE}", self.pages);
+            return Err(DeviceError::Failed(why));
+        }
+        let range = |part: &Part| {
+            let at = part.start + index * part.page_bytes;
+            at..at + rows * self.format.row_bytes(part.width)
+        };
+        Ok(self.parts.iter().map(range).collect())
+    }
+
     /// One slot of a part for writing, as a cache of one row.
     ///
     /// # Safety
@@ -143,13 +158,58 @@ impl StateBuffer for PagedState {
         Ok(())
     }
 
+    fn read(&self, unit: u32, rows: usize) -> Result<Arc<dyn ReadBack>, DeviceError> {
+        read_ranges(&self.shared, &self.bytes, &self.ranges(unit, rows)?)
+    }
+
+    fn write(&self, unit: u32, rows: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        write_ranges(&self.shared, &self.bytes, &self.ranges(unit, rows)?, bytes)
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
 }
 
+/// The bytes of these ranges, which lie inside the state, one after the other.
+fn read_ranges(
+    shared: &Shared,
+    state: &StreamBytes,
+    ranges: &[Range<usize>],
+) -> Result<Arc<dyn ReadBack>, DeviceError> {
+    let _stream = shared.stream();
+    // SAFETY: the stream lock is held.
+    let state = unsafe { state.exclusive() };
+    let mut copy = Vec::with_capacity(ranges.iter().map(Range::len).sum());
+    ranges.iter().for_each(|range| copy.extend_from_slice(&state[range.clone()]));
+    Ok(Arc::new(Copied(copy)))
+}
+
+/// The other way.
+fn write_ranges(
+    shared: &Shared,
+    state: &StreamBytes,
+    ranges: &[Range<usize>],
+    mut bytes: &[u8],
+) -> Result<(), DeviceError> {
+    let wanted: usize = ranges.iter().map(Range::len).sum();
+    if bytes.len() != wanted {
+        return Err(DeviceError::Failed(format!("{} bytes for {wanted} of state", bytes.len())));
+    }
+    let _stream = shared.stream();
+    // SAFETY: the stream lock is held.
+    let state = unsafe { state.exclusive() };
+    for range in ranges {
+        let (now, rest) = bytes.split_at(range.len());
+        state[range.clone()].copy_from_slice(now);
+        bytes = rest;
+    }
+    Ok(())
+}
+
 /// Recurrent state of one layer: f32 `[slots, width]`.
 pub(crate) struct SlotState {
+    shared: Arc<Shared>,
     width: usize,
     slots: usize,
     bytes: StreamBytes,
@@ -180,6 +240,16 @@ impl SlotState {
         unsafe { std::slice::from_raw_parts_mut(self.at(slot, from, len), len) }
     }
 
+    /// Where a slot lies, which is one row.
+    fn range(&self, slot: u32, rows: usize) -> Result<Range<usize>, DeviceError> {
+        let (index, bytes) = (slot as usize, 4 * self.width);
+        if index >= self.slots || rows != 1 {
+            let why = format!("{rows} rows of slot {slot}: there are {} slots of one row", self.slots);
+            return Err(DeviceError::Failed(why));
+        }
+        Ok(index * bytes..(index + 1) * bytes)
+    }
+
     fn at(&self, slot: usize, from: usize, len: usize) -> *mut f32 {
         assert!(slot < self.slots && from + len <= self.width, "slot {slot}: {len} numbers from {from}");
         self.bytes.base().cast::<f32>().wrapping_add(slot * self.width + from)
@@ -191,7 +261,76 @@ impl StateBuffer for SlotState {
         Err(DeviceError::Unsupported("recurrent state has no pages; a step writes another slot".to_string()))
     }
 
+    fn read(&self, unit: u32, rows: usize) -> Result<Arc<dyn ReadBack>, DeviceError> {
+        read_ranges(&self.shared, &self.bytes, &[self.range(unit, rows)?])
+    }
+
+    fn write(&self, unit: u32, rows: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        write_ranges(&self.shared, &self.bytes, &[self.range(unit, rows)?], bytes)
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use minfer_graph::StateDecl;
+    use minfer_runtime::Device;
+
+    use super::*;
+    use crate::{CpuDevice, Isa};
+
+    fn spec(kind: StateKind, format: KvFormat) -> StateSpec {
+        StateSpec { decl: StateDecl { name: "s".to_string(), layer: 0, kind }, format, pages: 3 }
+    }
+
+    fn read(state: &dyn StateBuffer, unit: u32, rows: usize) -> Vec<u8> {
+        state.read(unit, rows).unwrap().wait(Duration::ZERO).unwrap().to_vec()
+    }
+
+    /// Rows of one page go to another, in every part, and touch nothing else; so does a slot.
+    #[test]
+    fn units_to_the_host_and_back() {
+        let device = CpuDevice::new(1, Isa::detect()).unwrap();
+        for format in [KvFormat::F32, KvFormat::F16] {
+            for (kind, whole, rows) in [
+                (StateKind::Paged { widths: vec![2, 5, 1] }, PAGE, 7),
+                (StateKind::Recurrent { width: 9 }, 1, 1),
+            ] {
+                let spec = spec(kind, format);
+                let state = device.open_state(&spec).unwrap();
+                let len = spec.unit_bytes(whole).unwrap();
+                assert_eq!(len * spec.pages, spec.bytes().unwrap());
+                let fill =
+                    |unit: u32| (0..len).map(|i| (i * 31 + unit as usize * 7) as u8).collect::<Vec<_>>();
+                (0..3).for_each(|unit| state.write(unit, whole, &fill(unit)).unwrap());
+                let part = read(&*state, 0, rows);
+                assert_eq!(part.len(), spec.unit_bytes(rows).unwrap());
+                state.write(2, rows, &part).unwrap();
+                assert_eq!(read(&*state, 2, rows), part);
+                assert_eq!((read(&*state, 0, whole), read(&*state, 1, whole)), (fill(0), fill(1)));
+                let changed = read(&*state, 2, whole).iter().zip(fill(2)).filter(|(a, b)| **a != *b).count();
+                assert!(changed > 0 && changed <= part.len(), "the other rows of the page stay");
+            }
+        }
+    }
+
+    #[test]
+    fn units_outside_are_refused() {
+        let device = CpuDevice::new(1, Isa::detect()).unwrap();
+        let paged = device.open_state(&spec(StateKind::Paged { widths: vec![4] }, KvFormat::F16)).unwrap();
+        let slots = device.open_state(&spec(StateKind::Recurrent { width: 4 }, KvFormat::F16)).unwrap();
+        for (state, unit, rows) in [(&paged, 3, 1), (&paged, 0, PAGE + 1), (&slots, 3, 1), (&slots, 0, 2)] {
+            let error = state.read(unit, rows).map(|_| ()).unwrap_err();
+            assert_eq!(state.write(unit, rows, &[0; 8]).unwrap_err(), error);
+            assert!(error.to_string().starts_with(&format!("{rows} rows of ")), "{error}");
+        }
+        let error = slots.write(0, 1, &[0; 12]).unwrap_err().to_string();
+        assert_eq!(error, "12 bytes for 16 of state");
     }
 }

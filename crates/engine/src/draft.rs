@@ -83,12 +83,18 @@ impl Draft {
         }
     }
 
-    /// Copies a page of every state that is the head's own.
-    pub(crate) fn copy_page(&self, from: u32, to: u32) -> Result<(), RuntimeError> {
+    /// What holds the states that are the head's own; a block's are the model's.
+    pub(crate) fn own(&self) -> Option<&Executor> {
         match self {
-            Draft::Chain(chain) => crate::engine::copy_page_of(&chain.executor, from, to),
-            // Its states are the model's.
-            Draft::Block(_) => Ok(()),
+            Draft::Chain(chain) => Some(&chain.executor),
+            Draft::Block(_) => None,
+        }
+    }
+
+    pub(crate) fn own_mut(&mut self) -> Option<&mut Executor> {
+        match self {
+            Draft::Chain(chain) => Some(&mut chain.executor),
+            Draft::Block(_) => None,
         }
     }
 }

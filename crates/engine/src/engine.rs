@@ -1,12 +1,13 @@
 //! The engine: a placed model with its executor, its page pool and its sequences.
 
+mod snapshot;
 mod step;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use minfer_format::table::TableCounters;
-use minfer_graph::{PAGE, StateId, StateKind, WeightDecl};
+use minfer_graph::{PAGE, StateKind, WeightDecl};
 use minfer_model::{Checkpoint, Hyper};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{
@@ -18,8 +19,10 @@ use crate::error::EngineError;
 use crate::ngrams::Ngrams;
 use crate::options::EngineOptions;
 use crate::pages::PagePool;
+use crate::reuse::ReuseCounters;
 use crate::sequence::{PageCopy, Sequence, SequenceId};
 use crate::session::Session;
+use crate::snapshot::Origin;
 use crate::states::Recurrent;
 use step::StepInputs;
 
@@ -80,6 +83,7 @@ impl<'a> Logits<'a> {
 /// An open model.
 pub struct Engine {
     hyper: Hyper,
+    origin: Arc<Origin>,
     executor: Executor,
     pool: PagePool,
     /// For models with recurrent state.
@@ -92,6 +96,7 @@ pub struct Engine {
     next_id: u32,
     context: usize,
     limits: Limits,
+    reuse: ReuseCounters,
     inputs: StepInputs,
     logits: Vec<f32>,
 }
@@ -155,8 +160,10 @@ impl Engine {
             true => Draft::open(&*loaded, model, &opening, progress)?,
             false => None,
         };
+        let origin = Origin::of(model, &hyper, options.kv_format, &executor, draft.as_ref())?;
         Ok(Engine {
             hyper,
+            origin,
             executor,
             pool: PagePool::new(pages),
             recurrent,
@@ -167,6 +174,7 @@ impl Engine {
             next_id: 0,
             context,
             limits: Limits { rows: options.max_rows, sequences: options.sequences },
+            reuse: ReuseCounters::default(),
             inputs: StepInputs::default(),
             logits: Vec::new(),
         })
@@ -279,6 +287,8 @@ impl Engine {
         }
         sequence.tokens.truncate(kept);
         sequence.trim(&mut self.pool);
+        self.reuse.asked += len as u64;
+        self.reuse.kept += kept as u64;
         Ok(kept)
     }
 
@@ -308,13 +318,17 @@ impl Engine {
     /// # Errors
     /// [`EngineError::UnknownSequence`].
     pub fn release(&mut self, id: SequenceId) -> Result<(), EngineError> {
-        let mut sequence = self.sequences.remove(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
+        let sequence = self.sequences.remove(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
+        self.give_back(sequence);
+        Ok(())
+    }
+
+    fn give_back(&mut self, mut sequence: Sequence) {
         sequence.tokens.clear();
         sequence.trim(&mut self.pool);
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.release(sequence.state);
         }
-        Ok(())
     }
 
     /// Fails with the numbers if `add` tokens after `have` do not fit the context.
@@ -328,8 +342,8 @@ impl Engine {
 
     fn copy_page(&self, PageCopy { from, to }: PageCopy) -> Result<(), EngineError> {
         copy_page_of(&self.executor, from, to)?;
-        if let Some(draft) = &self.draft {
-            draft.copy_page(from, to)?;
+        if let Some(own) = self.draft.as_ref().and_then(Draft::own) {
+            copy_page_of(own, from, to)?;
         }
         Ok(())
     }
@@ -426,14 +440,5 @@ pub(crate) fn copy_page_of(
     from: u32,
     to: u32,
 ) -> Result<(), minfer_runtime::RuntimeError> {
-    for (id, decl) in executor.placed().graph.states.iter().enumerate() {
-        let StateKind::Paged { .. } = decl.kind else { continue };
-        let Some(state) = executor.state(StateId(id as u32)) else { continue };
-        state.copy_page(from, to).map_err(|source| minfer_runtime::RuntimeError::Device {
-            what: "copying a KV page".to_string(),
-            device: minfer_runtime::DeviceId::CPU,
-            source,
-        })?;
-    }
-    Ok(())
+    executor.copy_page(from, to)
 }

@@ -25,6 +25,18 @@ pub(crate) struct SequenceState {
     pub(crate) window: Option<Window>,
 }
 
+impl SequenceState {
+    /// `(tokens seen, slot)` of every checkpoint, ascending.
+    pub(crate) fn checkpoints(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.checkpoints.iter().map(|c| (c.len, c.slot))
+    }
+
+    /// The slot of the state after the last token.
+    pub(crate) fn slot(&self) -> Option<u32> {
+        self.slot
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Checkpoint {
     /// Tokens that the state has seen.
@@ -115,7 +127,11 @@ impl Recurrent {
             if chunk.window { 0 } else { self.due(start, inner).count() }
         };
         let checkpoints: usize = chunks.iter().map(due).sum();
-        let needed = slots_needed(chunks) + checkpoints.min(self.max_checkpoints);
+        self.free_up(slots_needed(chunks) + checkpoints.min(self.max_checkpoints), sequences);
+    }
+
+    /// Drops the oldest checkpoints of all sequences until `needed` slots are free or no checkpoint is left.
+    fn free_up(&mut self, needed: usize, sequences: &mut BTreeMap<u32, Sequence>) {
         while self.pool.free() < needed {
             let all = sequences.values_mut().filter(|s| !s.state.checkpoints.is_empty());
             let oldest = all.min_by_key(|s| s.state.checkpoints.iter().map(|c| c.age).min());
@@ -230,6 +246,35 @@ impl Recurrent {
                 self.pool.release(slot);
             }
         }
+    }
+
+    /// Slots for a sequence of a snapshot, whose states have seen `lens` tokens each, ascending; the last is its
+    /// current state, and a checkpoint too if `last_is_checkpoint`. The oldest checkpoints go without when there
+    /// are not enough slots, those of other sequences first.
+    pub(crate) fn adopt(
+        &mut self,
+        lens: &[usize],
+        last_is_checkpoint: bool,
+        sequences: &mut BTreeMap<u32, Sequence>,
+    ) -> Result<(SequenceState, Vec<Option<u32>>), EngineError> {
+        let (mut state, mut slots) = (SequenceState::default(), vec![None; lens.len()]);
+        let Some(last) = lens.len().checked_sub(1) else { return Ok((state, slots)) };
+        self.free_up((1 + self.max_checkpoints).min(lens.len()), sequences);
+        let total = self.slots;
+        let slot = self.pool.take().map_err(|_| EngineError::OutOfStateSlots { total })?;
+        (state.slot, slots[last]) = (Some(slot), Some(slot));
+        let shared = usize::from(last_is_checkpoint && self.max_checkpoints > 0);
+        let fits = (self.max_checkpoints - shared).min(self.pool.free());
+        for at in last - fits.min(last)..last {
+            let slot = self.pool.take()?;
+            slots[at] = Some(slot);
+            self.add_checkpoint(&mut state, lens[at], slot);
+        }
+        if shared > 0 {
+            self.pool.share(slot);
+            self.add_checkpoint(&mut state, lens[last], slot);
+        }
+        Ok((state, slots))
     }
 
     /// One more user of everything that a sequence refers to.

@@ -10,6 +10,7 @@ mod checkpoint;
 mod decoder;
 mod deepseek_v4;
 mod error;
+mod fingerprint;
 mod glm5_next;
 mod hyper;
 mod integers;
@@ -25,6 +26,7 @@ mod shapes;
 
 pub use checkpoint::Checkpoint;
 pub use error::ModelError;
+pub use fingerprint::Fingerprint;
 pub use hyper::{Experts, Hyper};
 pub use ngram::Ngram;
 pub use shapes::{SHAPES, Shape};

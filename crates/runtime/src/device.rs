@@ -166,6 +166,19 @@ impl StateSpec {
         }
     }
 
+    /// Bytes of the first `rows` positions of a page in all parts, or of a slot of recurrent state, which is
+    /// one row; `None` on overflow and for more rows than a unit has.
+    pub fn unit_bytes(&self, rows: usize) -> Option<usize> {
+        match &self.decl.kind {
+            StateKind::Paged { widths } if rows <= PAGE => widths.iter().try_fold(0usize, |sum, &width| {
+                let row = width.checked_mul(self.format.row_bytes(1))?;
+                sum.checked_add(row.checked_mul(rows)?)
+            }),
+            StateKind::Recurrent { width } if rows == 1 => width.checked_mul(4),
+            _ => None,
+        }
+    }
+
     /// Bytes of the whole state; `None` on overflow.
     pub fn bytes(&self) -> Option<usize> {
         match &self.decl.kind {
@@ -183,6 +196,14 @@ impl StateSpec {
 pub trait StateBuffer: Send + Sync {
     /// Copies every part of page `from` over page `to` (copy on write).
     fn copy_page(&self, from: u32, to: u32) -> Result<(), DeviceError>;
+
+    /// Issues a copy of the first `rows` positions of a page, or of a slot (`rows` is 1), to the host, without
+    /// waiting. These are [`StateSpec::unit_bytes`] bytes, in an order that only devices of this kind know.
+    fn read(&self, unit: u32, rows: usize) -> Result<Arc<dyn ReadBack>, DeviceError>;
+
+    /// Writes back what [`StateBuffer::read`] gave for as many rows, to any unit of a state that is declared
+    /// the same. The rest of the unit is left as it is.
+    fn write(&self, unit: u32, rows: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
     /// For the device's own programs.
     fn as_any(&self) -> &dyn Any;

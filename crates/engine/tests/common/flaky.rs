@@ -1,4 +1,4 @@
-//! A CPU device whose programs and page copies fail on demand.
+//! A CPU device whose programs and whose accesses to state fail on demand.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -8,8 +8,8 @@ use minfer_cpu::{CpuDevice, Isa};
 use minfer_format::TensorBytes;
 use minfer_graph::{Bind, DeviceId, Graph, Node, WeightDecl, WeightUse};
 use minfer_runtime::{
-    Arena, Device, DeviceError, KvFormat, Memory, Program, ProgramSpec, Speed, StateBuffer, StateSpec,
-    WaitError, WeightHandle,
+    Arena, Device, DeviceError, KvFormat, Memory, Program, ProgramSpec, ReadBack, Speed, StateBuffer,
+    StateSpec, WaitError, WeightHandle,
 };
 
 /// What fails next.
@@ -23,10 +23,15 @@ pub enum Fault {
     After,
     /// The copy of a page, before it is made.
     CopyPage,
+    /// A unit of state on its way to the host.
+    ReadState,
+    /// A unit of state on its way back, when half of it is written.
+    WriteState,
 }
 
 impl Fault {
-    pub const ALL: [Fault; 4] = [Fault::Before, Fault::Halfway, Fault::After, Fault::CopyPage];
+    /// Those that a step can meet.
+    pub const OF_STEPS: [Fault; 4] = [Fault::Before, Fault::Halfway, Fault::After, Fault::CopyPage];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -34,17 +39,24 @@ impl Fault {
             Fault::Halfway => "halfway",
             Fault::After => "after running",
             Fault::CopyPage => "copying a page",
+            Fault::ReadState => "reading state",
+            Fault::WriteState => "writing state",
         }
     }
 }
 
 /// Holds the next fault; a fault happens once.
 #[derive(Clone, Default)]
-pub struct Switch(Arc<Mutex<Option<Fault>>>);
+pub struct Switch(Arc<Mutex<Option<(Fault, usize)>>>);
 
 impl Switch {
     pub fn arm(&self, fault: Fault) {
-        *self.0.lock().unwrap() = Some(fault);
+        self.arm_after(fault, 0);
+    }
+
+    /// After so many times that went well.
+    pub fn arm_after(&self, fault: Fault, passes: usize) {
+        *self.0.lock().unwrap() = Some((fault, passes));
     }
 
     pub fn disarm(&self) {
@@ -57,7 +69,12 @@ impl Switch {
 
     /// Takes the fault if it is one of these.
     fn take(&self, kinds: &[Fault]) -> Option<Fault> {
-        self.0.lock().unwrap().take_if(|f| kinds.contains(f))
+        let now = |(fault, passes): &mut (Fault, usize)| {
+            let now = kinds.contains(fault) && *passes == 0;
+            *passes -= usize::from(kinds.contains(fault) && !now);
+            now
+        };
+        self.0.lock().unwrap().take_if(now).map(|armed| armed.0)
     }
 }
 
@@ -65,7 +82,7 @@ fn failed() -> DeviceError {
     DeviceError::Failed("injected".to_string())
 }
 
-struct FlakyState(Arc<dyn StateBuffer>, Switch);
+struct FlakyState(Arc<dyn StateBuffer>, Switch, StateSpec);
 
 impl StateBuffer for FlakyState {
     fn copy_page(&self, from: u32, to: u32) -> Result<(), DeviceError> {
@@ -73,6 +90,22 @@ impl StateBuffer for FlakyState {
             Some(_) => Err(failed()),
             None => self.0.copy_page(from, to),
         }
+    }
+    fn read(&self, unit: u32, rows: usize) -> Result<Arc<dyn ReadBack>, DeviceError> {
+        match self.1.take(&[Fault::ReadState]) {
+            Some(_) => Err(failed()),
+            None => self.0.read(unit, rows),
+        }
+    }
+    fn write(&self, unit: u32, rows: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        if self.1.take(&[Fault::WriteState]).is_none() {
+            return self.0.write(unit, rows, bytes);
+        }
+        if rows > 1 {
+            let half = self.2.unit_bytes(rows / 2).unwrap();
+            self.0.write(unit, rows / 2, &bytes[..half])?;
+        }
+        Err(failed())
     }
     fn as_any(&self) -> &dyn Any {
         self.0.as_any()
@@ -144,7 +177,7 @@ impl Device for Flaky {
         self.cpu.load_weight(decl, how, data)
     }
     fn open_state(&self, spec: &StateSpec) -> Result<Arc<dyn StateBuffer>, DeviceError> {
-        Ok(Arc::new(FlakyState(self.cpu.open_state(spec)?, self.switch.clone())))
+        Ok(Arc::new(FlakyState(self.cpu.open_state(spec)?, self.switch.clone(), spec.clone())))
     }
     fn open_arena(&self, bytes: usize) -> Result<Arc<dyn Arena>, DeviceError> {
         self.cpu.open_arena(bytes)

@@ -4,6 +4,7 @@
 pub mod chain;
 pub mod flaky;
 pub mod parts;
+pub mod play;
 pub mod schedule;
 pub mod tiny;
 

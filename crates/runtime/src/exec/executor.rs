@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use minfer_graph::{Bind, Dim, Input, StateId, ValueId};
+use minfer_graph::{Bind, Dim, Input, ValueId};
 
 use super::load::{Progress, Shared, States, WeightSource, Weights, check_budget, load_weights, open_states};
 use super::transfer::{Arrived, Destination, Transfers};
 use crate::counters::Counters;
-use crate::device::{Arena, DeviceError, Program, ProgramSpec, Region, StateBuffer, StateSpec, WaitError};
+use crate::device::{Arena, DeviceError, Program, ProgramSpec, Region, StateSpec, WaitError};
 use crate::error::RuntimeError;
 use crate::plan::{Placed, Plan, Send, bucket};
 
@@ -45,10 +45,10 @@ impl StepOutputs {
 
 /// Runs steps of one placed graph. Two executors share nothing but the devices that they were given.
 pub struct Executor {
-    placed: Arc<Placed>,
-    options: ExecutorOptions,
+    pub(super) placed: Arc<Placed>,
+    pub(super) options: ExecutorOptions,
     weights: Weights,
-    states: States,
+    pub(super) states: States,
     arenas: Vec<Arc<dyn Arena>>,
     compiled: BTreeMap<Bind, Compiled>,
     transfers: Transfers,
@@ -147,11 +147,6 @@ impl Executor {
         self.compiled.len()
     }
 
-    /// A piece of state, for copying pages.
-    pub fn state(&self, id: StateId) -> Option<&Arc<dyn StateBuffer>> {
-        self.states.get(id.index())?.as_ref()
-    }
-
     /// Runs one step. `inputs` names every input of the graph, f32 inputs by their bits; an input of constant
     /// size may be shorter than its capacity.
     ///
@@ -211,7 +206,7 @@ impl Executor {
                 bound,
                 region: &|v| plan.memory[split.device].region(v),
                 weight: &|w, how| self.weights.get(&(split.device, w, how)).cloned(),
-                state: &|s| self.states.get(s.index()).cloned().flatten(),
+                state: &|s| Some(self.states.get(s.index())?.as_ref()?.buffer.clone()),
             };
             let program = device.compile(&spec);
             programs.push(program.map_err(|e| device_error("compiling a split", device.id(), e))?);
@@ -370,7 +365,7 @@ impl Executor {
     }
 
     /// After an error: lets every stream run dry, so that nothing of this execution reaches the next one.
-    fn recover(&mut self) {
+    pub(super) fn recover(&mut self) {
         for device in self.placed.devices.iter().filter(|d| d.is_async()) {
             if let Err(error) = device.recover(self.options.wait_timeout) {
                 self.broken.get_or_insert((device.id(), error.to_string()));
@@ -390,7 +385,7 @@ impl Executor {
         Ok(Region { bytes: self.placed.graph.ty(v).bytes(&bind), ..whole })
     }
 
-    fn wait_error(&self, what: &str, device: usize, source: WaitError) -> RuntimeError {
+    pub(super) fn wait_error(&self, what: &str, device: usize, source: WaitError) -> RuntimeError {
         RuntimeError::Wait { what: what.to_string(), device: self.placed.devices[device].id(), source }
     }
 }
@@ -405,6 +400,6 @@ fn input_error(input: &Input, why: String) -> RuntimeError {
     RuntimeError::Input { name: input.name.to_string(), why }
 }
 
-fn device_error(what: &str, device: minfer_graph::DeviceId, source: DeviceError) -> RuntimeError {
+pub(super) fn device_error(what: &str, device: minfer_graph::DeviceId, source: DeviceError) -> RuntimeError {
     RuntimeError::Device { what: what.to_string(), device, source }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use minfer_format::TensorBytes;
-use minfer_graph::{StateDecl, StateId, WeightDecl, WeightId, WeightUse};
+use minfer_graph::{StateId, WeightDecl, WeightId, WeightUse};
 use thiserror::Error;
 
 use crate::device::{Memory, StateBuffer, StateSpec, WeightHandle};
@@ -31,45 +31,30 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// Weights on their devices, by `(device, weight, use)`.
 pub(super) type Weights = HashMap<(usize, WeightId, WeightUse), WeightHandle>;
 
-type StateHandle = Arc<dyn StateBuffer>;
-
-/// State buffers by [`StateId`]; `None` where no node uses the state.
-pub(super) type States = Vec<Option<StateHandle>>;
-
 /// What another executor on the same devices has already.
 #[derive(Default)]
 pub(super) struct Shared<'a> {
     /// By device, name and use.
     weights: HashMap<(usize, &'a str, WeightUse), WeightHandle>,
-    /// By device and name.
-    states: HashMap<(usize, &'a str), (&'a StateDecl, StateHandle)>,
+    states: Vec<&'a OpenState>,
 }
 
 impl<'a> Shared<'a> {
     /// The weights and states of an executor as another one may share them.
-    pub(super) fn of(placed: &'a Placed, weights: &Weights, states: &States) -> Shared<'a> {
+    pub(super) fn of(placed: &'a Placed, weights: &Weights, states: &'a States) -> Shared<'a> {
         let weight = |(&(d, w, how), handle): (&(usize, WeightId, WeightUse), &WeightHandle)| {
             ((d, placed.graph.weights[w.index()].name.as_str(), how), handle.clone())
         };
-        let homes = state_devices(placed);
-        let state = |((decl, home), buffer): ((&'a StateDecl, _), &Option<StateHandle>)| {
-            let (home, buffer): (Option<usize>, _) = (home, buffer.clone()?);
-            Some(((home?, decl.name.as_str()), (decl, buffer)))
-        };
-        Shared {
-            weights: weights.iter().map(weight).collect(),
-            states: placed.graph.states.iter().zip(homes).zip(states).filter_map(state).collect(),
-        }
+        Shared { weights: weights.iter().map(weight).collect(), states: states.iter().flatten().collect() }
     }
 
     fn weight(&self, device: usize, decl: &WeightDecl, how: WeightUse) -> Option<WeightHandle> {
         self.weights.get(&(device, decl.name.as_str(), how)).cloned()
     }
 
-    /// State of this name and shape.
-    fn state(&self, device: usize, decl: &StateDecl) -> Option<StateHandle> {
-        let (shared, buffer) = self.states.get(&(device, decl.name.as_str()))?;
-        (*shared == decl).then(|| buffer.clone())
+    /// State that is declared the same, name included.
+    fn state(&self, device: usize, spec: &StateSpec) -> Option<&'a OpenState> {
+        self.states.iter().copied().find(|s| s.device == device && s.spec == *spec)
     }
 }
 
@@ -118,7 +103,7 @@ pub(super) fn check_budget(
         }
         let mut state = 0u64;
         for spec in homes.iter().zip(states).filter(|(home, _)| **home == Some(d)).map(|(_, s)| s) {
-            if shared.state(d, &spec.decl).is_some() {
+            if shared.state(d, spec).is_some() {
                 continue;
             }
             let bytes = spec.bytes().ok_or_else(|| overflow(&spec.decl.name))? as u64;
@@ -184,6 +169,18 @@ pub(super) fn load_weights(
     Ok(weights)
 }
 
+/// A piece of state on the device that holds it.
+#[derive(Clone)]
+pub(super) struct OpenState {
+    pub(super) spec: StateSpec,
+    /// Index of the device.
+    pub(super) device: usize,
+    pub(super) buffer: Arc<dyn StateBuffer>,
+}
+
+/// States by [`StateId`]; `None` where no node uses the state.
+pub(super) type States = Vec<Option<OpenState>>;
+
 pub(super) fn open_states(
     placed: &Placed,
     specs: &[StateSpec],
@@ -194,16 +191,17 @@ pub(super) fn open_states(
         .iter()
         .zip(specs)
         .map(|(home, spec)| {
-            let Some(home) = *home else { return Ok(None) };
-            if let Some(buffer) = shared.state(home, &spec.decl) {
-                return Ok(Some(buffer));
+            let Some(d) = *home else { return Ok(None) };
+            if let Some(state) = shared.state(d, spec) {
+                return Ok(Some(state.clone()));
             }
-            let device = &placed.devices[home];
-            device.open_state(spec).map(Some).map_err(|source| RuntimeError::Load {
+            let device = &placed.devices[d];
+            let buffer = device.open_state(spec).map_err(|source| RuntimeError::Load {
                 what: format!("state '{}'", spec.decl.name),
                 device: device.id(),
                 source,
-            })
+            })?;
+            Ok(Some(OpenState { spec: spec.clone(), device: d, buffer }))
         })
         .collect()
 }

@@ -3,6 +3,7 @@
 
 mod executor;
 mod load;
+mod state;
 mod transfer;
 
 pub use executor::{Executor, ExecutorOptions, StepOutputs};

@@ -126,6 +126,20 @@ impl StateBuffer for State {
         Ok(())
     }
 
+    fn read(&self, unit: u32, rows: usize) -> Result<Arc<dyn ReadBack>, DeviceError> {
+        self.owner.shared.check(Fault::Enqueue)?;
+        let slot = Slot::new(&self.owner.shared);
+        let state = self.rows.clone();
+        self.owner.submit(Command::ReadState { state, page: unit as usize, rows, slot: slot.clone() })?;
+        Ok(slot)
+    }
+
+    fn write(&self, unit: u32, rows: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.owner.shared.check(Fault::Write)?;
+        let (state, bytes) = (self.rows.clone(), bytes.to_vec());
+        self.owner.submit(Command::WriteState { state, page: unit as usize, rows, bytes })
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

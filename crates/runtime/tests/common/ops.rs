@@ -45,6 +45,21 @@ impl Rows {
             part.copy_within(from * page..(from + 1) * page, to * page);
         }
     }
+
+    /// The first rows of a page, part by part.
+    pub fn read(&self, page: usize, rows: usize) -> Vec<u8> {
+        let parts = self.parts.lock().unwrap();
+        let part = |(part, width): (&Vec<f32>, usize)| part[page * PAGE * width..][..rows * width].to_vec();
+        parts.iter().zip(self.widths).flat_map(part).flat_map(f32::to_le_bytes).collect()
+    }
+
+    pub fn write(&self, page: usize, rows: usize, bytes: &[u8]) {
+        let mut parts = self.parts.lock().unwrap();
+        let mut numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        for (part, width) in parts.iter_mut().zip(self.widths) {
+            part[page * PAGE * width..][..rows * width].fill_with(|| numbers.next().unwrap());
+        }
+    }
 }
 
 /// Where a value lies, and its numbers per row.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use minfer_graph::{Bind, DeviceId};
 use minfer_runtime::{DeviceError, ReadBack, Region, WaitError};
 
-use super::ops::Step;
+use super::ops::{Rows, Step};
 
 /// Where a test device can be told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +135,8 @@ pub enum Command {
     Write { memory: Bytes, offset: usize, bytes: Vec<u8> },
     Run { memory: Bytes, steps: Arc<Vec<Step>>, bind: Bind },
     Read { memory: Bytes, region: Region, slot: Arc<Slot> },
+    ReadState { state: Arc<Rows>, page: usize, rows: usize, slot: Arc<Slot> },
+    WriteState { state: Arc<Rows>, page: usize, rows: usize, bytes: Vec<u8> },
     Receive { memory: Bytes, offset: usize, len: usize, source: Arc<dyn ReadBack>, timeout: Duration },
     Idle { slot: Arc<Slot>, forget: bool },
 }
@@ -196,6 +198,12 @@ impl Worker {
                 let copy = || memory.lock().unwrap()[region.offset..region.offset + region.bytes].to_vec();
                 slot.finish(self.failed.clone().map_or_else(|| Ok(copy()), Err));
             }
+            Command::ReadState { state, page, rows, slot } => {
+                if self.failed.is_none() && self.shared.strikes(Fault::Read) {
+                    self.failed = Some(injected(Fault::Read));
+                }
+                slot.finish(self.failed.clone().map_or_else(|| Ok(state.read(page, rows)), Err));
+            }
             Command::Idle { slot, forget } => {
                 let failed = if forget { self.failed.take().and(None) } else { self.failed.clone() };
                 slot.finish(failed.map_or(Ok(vec![]), Err));
@@ -204,6 +212,7 @@ impl Worker {
             Command::Write { memory, offset, bytes } => {
                 memory.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(&bytes);
             }
+            Command::WriteState { state, page, rows, bytes } => state.write(page, rows, &bytes),
             Command::Run { memory, steps, bind } => self.run(&memory, &steps, &bind),
             Command::Receive { memory, offset, len, source, timeout } => match source.wait(timeout) {
                 Ok(bytes) => memory.lock().unwrap()[offset..offset + len].copy_from_slice(bytes),
