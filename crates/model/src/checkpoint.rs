@@ -132,7 +132,11 @@ impl Checkpoint {
 
     /// Whether there is such a tensor.
     pub(crate) fn has(&self, names: Names, layer: Option<usize>, suffix: &str) -> Result<bool, ModelError> {
-        Ok(self.tensor(&self.full_name(names, layer, suffix))?.is_some())
+        let name = self.full_name(names, layer, suffix);
+        match self {
+            Checkpoint::Shape(s) => Ok(s.has(&name)),
+            _ => Ok(self.tensor(&name)?.is_some()),
+        }
     }
 
     /// A weight that must be there, of this shape.
@@ -366,6 +370,9 @@ impl Checkpoint {
     /// # Errors
     /// A file that cannot be opened.
     pub fn row_table(&self, decl: &WeightDecl, options: TableOptions) -> Result<RowTable, ModelError> {
+        if matches!(self, Checkpoint::Shape(_)) {
+            return Ok(Shape::row_table(decl, options)?);
+        }
         let parts = decl.tensors.iter().map(|name| {
             let location = match self {
                 Checkpoint::Gguf(g) => g.location(name),

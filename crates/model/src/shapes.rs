@@ -1,8 +1,10 @@
 //! Shapes of well-known models, so that speed and memory can be measured before anything is downloaded.
 
 use std::fmt;
+use std::fs::File;
 
-use minfer_format::{BlockType, synth};
+use minfer_format::table::{RowTable, TableOptions, TablePart};
+use minfer_format::{BlockType, Error, synth};
 use minfer_graph::WeightDecl;
 use serde_json::Value as Json;
 
@@ -114,6 +116,12 @@ impl Shape {
         &self.config
     }
 
+    /// Whether there is such a tensor, of those that models may have or not: the parts of a draft head.
+    pub(crate) fn has(&self, tensor: &str) -> bool {
+        let drafts = self.number("num_nextn_predict_layers") > 0;
+        drafts && tensor.starts_with(&format!("blk.{}.nextn.", self.layers())) && tensor.ends_with(".weight")
+    }
+
     fn number(&self, key: &str) -> usize {
         self.config.get(key).and_then(Json::as_u64).map_or(0, |n| n as usize)
     }
@@ -174,6 +182,21 @@ impl Shape {
         let k = decl.shape.last().copied().unwrap_or(1).max(1);
         let std = if decl.name.starts_with("token_embd") { 1.0 } else { 1.0 / (k as f32).sqrt() };
         synth::fill_random(decl.ty, seed, std, out);
+    }
+
+    /// A table of zeros in a file without contents, since the real one may be larger than memory and disk. The file
+    /// has no name any more once it is open.
+    pub(crate) fn row_table(decl: &WeightDecl, options: TableOptions) -> Result<RowTable, Error> {
+        let (rows, width) = (decl.shape.first().copied(), decl.shape.last().copied().unwrap_or(0));
+        // No other table of this process has the same declaration.
+        let path = std::env::temp_dir().join(format!("minfer-shape-{}-{decl:p}", std::process::id()));
+        let io = |source| Error::Io { file: path.clone(), source };
+        let file = File::create_new(&path).map_err(io)?;
+        file.set_len(decl.bytes().unwrap_or(usize::MAX) as u64).map_err(io)?;
+        let part = TablePart::File { path: path.clone(), offset: 0, rows: rows.unwrap_or(0) };
+        let table = RowTable::open(vec![part], decl.ty, width, options);
+        std::fs::remove_file(&path).map_err(io)?;
+        table
     }
 
     fn layers(&self) -> usize {

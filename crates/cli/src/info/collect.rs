@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use minfer_engine::{Checkpoint, EngineError, Hyper, KvFormat, Text, cpu_devices};
 use minfer_graph::{Graph, WeightDecl};
+use minfer_model::DraftHead;
 use serde::Serialize;
 
 use crate::error::Failure;
 use crate::info::structure::{self, LayerKind, NgramTable};
 use crate::model::context_size;
-use crate::{speculation, units};
+use crate::units;
 
 #[derive(Serialize)]
 pub(super) struct Info {
@@ -23,8 +24,12 @@ pub(super) struct Info {
     pub(super) layer_kinds: Vec<LayerKind>,
     /// Whether the model can draft for itself.
     pub(super) draft_head: bool,
+    pub(super) draft_head_kind: Option<String>,
     pub(super) ngram_table: Option<NgramTable>,
+    /// Of all tensors, the n-gram table's and the draft head's among them.
     pub(super) parameters: u64,
+    /// That a token is computed with, without the draft head's.
+    pub(super) active_parameters: u64,
     /// By type, most bytes first.
     pub(super) tensor_types: Vec<TypeUse>,
     pub(super) tokenizer: Option<Tokenizer>,
@@ -47,6 +52,8 @@ pub(super) struct Sizes {
     pub(super) vocab: usize,
     pub(super) context: usize,
     pub(super) rope_theta: f32,
+    /// Dimensions of each head that are rotated.
+    pub(super) rope_dims: usize,
     pub(super) experts: Option<ExpertSizes>,
 }
 
@@ -55,6 +62,8 @@ pub(super) struct ExpertSizes {
     pub(super) count: usize,
     pub(super) used: usize,
     pub(super) ffn: usize,
+    /// How many layers have them.
+    pub(super) layers: usize,
 }
 
 #[derive(Serialize)]
@@ -89,6 +98,8 @@ pub(super) struct MemoryUse {
     /// The one asked for, else the default.
     pub(super) context: usize,
     pub(super) kv_bytes_at_context: KvBytes,
+    /// Weights, and the state of one sequence of that length; what a step works with is not among it.
+    pub(super) bytes_at_context: KvBytes,
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -117,7 +128,8 @@ impl Info {
         let loaded = minfer_model::load(model)?;
         let graph = loaded.graph(model, 1)?;
         let context = context_size(context, loaded.hyper())?;
-        let tensors = tensors(model, &graph);
+        let (head, table) = (loaded.draft_head(model, 1)?, loaded.ngram_table(model)?);
+        let tensors = tensors(model, &graph, head.as_ref(), table.as_ref());
         let (tokenizer, tokenizer_problem) = match tokenizer(model) {
             Ok(tokenizer) => (tokenizer, None),
             Err(error) => (None, Some(error.to_string())),
@@ -127,11 +139,13 @@ impl Info {
             source: model.name(),
             format,
             name,
-            sizes: Sizes::new(loaded.hyper()),
+            sizes: Sizes::new(loaded.hyper(), &graph),
             layer_kinds: structure::layer_kinds(&graph),
-            draft_head: speculation::has_head(&*loaded, model)?,
-            ngram_table: structure::ngram_table(loaded.ngram_table(model)?.as_ref()),
-            parameters: tensors.iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
+            draft_head: head.is_some(),
+            draft_head_kind: structure::draft_kind(model, head.as_ref()),
+            ngram_table: structure::ngram_table(model, table.as_ref()),
+            parameters: tensors.iter().map(|t| structure::parameters(&t.shape)).sum(),
+            active_parameters: structure::active_parameters(&graph, loaded.hyper()),
             tensor_types: by_type(&tensors),
             tokenizer,
             tokenizer_problem,
@@ -142,8 +156,8 @@ impl Info {
 }
 
 impl Sizes {
-    fn new(h: &Hyper) -> Sizes {
-        let experts = h.experts.as_ref();
+    fn new(h: &Hyper, graph: &Graph) -> Sizes {
+        let (experts, layers) = (h.experts.as_ref(), structure::expert_layers(graph));
         Sizes {
             architecture: h.arch,
             layers: h.layers,
@@ -155,7 +169,8 @@ impl Sizes {
             vocab: h.vocab,
             context: h.context,
             rope_theta: h.rope_theta,
-            experts: experts.map(|e| ExpertSizes { count: e.count, used: e.used, ffn: e.ffn }),
+            rope_dims: h.rope_dims,
+            experts: experts.map(|e| ExpertSizes { count: e.count, used: e.used, ffn: e.ffn, layers }),
         }
     }
 }
@@ -179,8 +194,13 @@ fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(120).collect()
 }
 
-/// The file's tensors; those of a shape are the weights that its graph wants.
-fn tensors(model: &Checkpoint, graph: &Graph) -> Vec<Tensor> {
+/// The file's tensors; those of a shape are the weights that its graphs want, and its n-gram table.
+fn tensors(
+    model: &Checkpoint,
+    graph: &Graph,
+    head: Option<&DraftHead>,
+    table: Option<&WeightDecl>,
+) -> Vec<Tensor> {
     match model {
         Checkpoint::Gguf(g) => {
             g.tensors().iter().map(|t| tensor(&t.name, t.ty.to_string(), &t.shape, t.n_bytes())).collect()
@@ -194,7 +214,13 @@ fn tensors(model: &Checkpoint, graph: &Graph) -> Vec<Tensor> {
             .collect(),
         Checkpoint::Shape(_) => {
             let weight = |w: &WeightDecl| tensor(&w.name, w.ty.to_string(), &w.shape, w.bytes().unwrap_or(0));
-            graph.weights.iter().map(weight).collect()
+            let drafts = match head {
+                Some(DraftHead::Chain(graph)) => &graph.weights[..],
+                _ => &[],
+            };
+            // The head shares some of the model's.
+            let own = drafts.iter().filter(|w| !graph.weights.contains(w));
+            graph.weights.iter().chain(own).chain(table).map(weight).collect()
         }
     }
 }
@@ -250,14 +276,18 @@ fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> R
         f32: units::kv_bytes_per_token(&graph.states, KvFormat::F32).saturating_mul(tokens),
     };
     let default_context = context_size(None, hyper)?;
+    let cpu_weight_bytes = devices.iter().map(|d| on_cpu(&**d)).sum();
+    let (recurrent, at_context) = (structure::recurrent_bytes(graph), kv(context as u64));
+    let total = |kv: u64| kv.saturating_add(recurrent).saturating_add(cpu_weight_bytes);
     Ok(MemoryUse {
         file_bytes: model.file_bytes(),
-        cpu_weight_bytes: devices.iter().map(|d| on_cpu(&**d)).sum(),
+        cpu_weight_bytes,
         kv_bytes_per_token: kv(1),
         default_context,
         kv_bytes_at_default_context: kv(default_context as u64),
-        recurrent_bytes_per_sequence: structure::recurrent_bytes(graph),
+        recurrent_bytes_per_sequence: recurrent,
         context,
-        kv_bytes_at_context: kv(context as u64),
+        kv_bytes_at_context: at_context,
+        bytes_at_context: KvBytes { f16: total(at_context.f16), f32: total(at_context.f32) },
     })
 }

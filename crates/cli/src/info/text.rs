@@ -10,7 +10,7 @@ pub(super) fn print(info: &Info) -> String {
     let name = info.name.as_ref().map(|n| format!(", \"{n}\"")).unwrap_or_default();
     lines.add("model", &format!("{} ({}{name})", info.source, info.format));
     sizes(&mut lines, info);
-    lines.add("parameters", &count(info.parameters));
+    parameters(&mut lines, info);
     for (i, t) in info.tensor_types.iter().enumerate() {
         let label = if i == 0 { "tensors" } else { "" };
         lines.add(label, &format!("{:<7} {:>5}  {:>10}", t.ty, t.tensors, bytes(t.bytes)));
@@ -44,18 +44,42 @@ fn sizes(lines: &mut Lines, info: &Info) {
     let kinds: Vec<String> = info.layer_kinds.iter().map(|k| format!("{} {}", k.layers, k.kind)).collect();
     lines.add("layer kinds", &kinds.join(", "));
     if let Some(e) = &s.experts {
-        lines.add("experts", &format!("{} of width {}, {} per token", e.count, e.ffn, e.used));
+        let text = format!("{} of width {}, {} per token", e.count, e.ffn, e.used);
+        let in_some = format!("{text}, in {} of {} layers", e.layers, s.layers);
+        lines.add("experts", if e.layers == s.layers { &text } else { &in_some });
     }
     lines.add(
         "attention",
         &format!("{} heads of {}, {} for keys and values", s.heads, s.head_dim, s.kv_heads),
     );
-    lines.add("context", &format!("{} tokens, rope theta {}", s.context, s.rope_theta));
+    let rope = match s.rope_dims {
+        0 => "nothing is rotated".to_string(),
+        _ => format!("rope theta {}", s.rope_theta),
+    };
+    lines.add("context", &format!("{} tokens, {rope}", s.context));
     lines.add("vocabulary", &s.vocab.to_string());
     if let Some(t) = &info.ngram_table {
-        lines.add("n-gram table", &format!("{}: {} rows, {}", t.tensor, t.rows, bytes(t.bytes)));
+        let place = if t.on_disk { "on disk" } else { "in memory" };
+        let text = format!("{}: {} rows, {} that stay {place}", t.tensor, t.rows, bytes(t.bytes));
+        lines.add("n-gram table", &text);
     }
-    lines.add("draft head", if info.draft_head { "yes (run --speculate)" } else { "no" });
+    let draft = match (info.draft_head, &info.draft_head_kind) {
+        (true, Some(kind)) => format!("yes: {kind} (run --speculate)"),
+        (false, Some(why)) => format!("no: {why}"),
+        (_, None) => "no".to_string(),
+    };
+    lines.add("draft head", &draft);
+}
+
+fn parameters(lines: &mut Lines, info: &Info) {
+    let mut text = count(info.parameters);
+    if let Some(t) = &info.ngram_table {
+        text += &format!(", {} of them in the n-gram table", count(t.parameters));
+    }
+    if info.sizes.experts.is_some() {
+        text += &format!("; a token is computed with {}", count(info.active_parameters));
+    }
+    lines.add("parameters", &text);
 }
 
 fn tokenizer(lines: &mut Lines, t: &Tokenizer) {
@@ -80,4 +104,8 @@ fn memory(lines: &mut Lines, m: &MemoryUse) {
         let text = format!("{} per sequence, whatever its length", bytes(m.recurrent_bytes_per_sequence));
         lines.add("recurrent", &text);
     }
+    let all = m.bytes_at_context;
+    let text =
+        format!("{} with f16, {} with f32: weights and one such sequence", bytes(all.f16), bytes(all.f32));
+    lines.add("in all", &text);
 }
