@@ -210,7 +210,7 @@ pub fn schedule(chunk: usize) -> impl Strategy<Value = Vec<Move>> {
         3 => (which.clone(), 0usize..=16, 1usize..50).prop_map(|(s, share, n)| Move::Truncate(s, share, n)),
         1 => which.clone().prop_map(Move::Release),
         4 => (which.clone(), way, 1usize..20).prop_map(|(s, way, n)| Move::Restore(s, way, n)),
-        2 => (which.clone(), of_state, 0usize..12).prop_map(|(s, fault, n)| Move::FaultyRestore(s, fault, n)),
+        3 => (which.clone(), of_state, 0usize..8).prop_map(|(s, fault, n)| Move::FaultyRestore(s, fault, n)),
         2 => which.prop_map(Move::Refused),
     ];
     prop::collection::vec(one, 20..45)
