@@ -81,7 +81,7 @@ fn values_of_all_types_and_arrays_of_them() {
 #[test]
 fn tensors_of_all_types_at_every_alignment() {
     for alignment in [1u32, 8, 32, 4096, 1 << 20] {
-        let data: Vec<(BlockType, Vec<u8>)> = BlockType::all()
+        let data: Vec<(BlockType, Vec<u8>)> = BlockType::ggml()
             .map(|ty| (ty, (0..3 * ty.block_bytes()).map(|i| (i * 7 + ty as usize) as u8).collect()))
             .collect();
         let mut writer = GgufWriter::new();
@@ -101,6 +101,16 @@ fn tensors_of_all_types_at_every_alignment() {
             assert_eq!(&*gguf.data(&name).unwrap(), &bytes[..]);
         }
         assert!(matches!(gguf.data("none"), Err(Error::MissingTensor { tensor, .. }) if tensor == "none"));
+    }
+}
+
+#[test]
+fn types_of_other_files_are_refused() {
+    for ty in BlockType::all().filter(|ty| !ty.is_ggml()) {
+        let data = vec![0; ty.block_bytes()];
+        let mut writer = GgufWriter::new();
+        let error = writer.tensor("a.weight", ty, &[1, ty.block_len()], &data).err().unwrap();
+        assert!(matches!(&error, Error::Unwritable { tensor, .. } if tensor == "a.weight"), "{error}");
     }
 }
 
