@@ -15,6 +15,7 @@ mod hyper;
 mod integers;
 mod llama;
 mod ngram;
+mod parts;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
