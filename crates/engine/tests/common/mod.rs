@@ -3,6 +3,7 @@
 
 pub mod flaky;
 pub mod parts;
+pub mod quantised;
 pub mod schedule;
 pub mod tiny;
 
