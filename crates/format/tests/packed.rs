@@ -9,6 +9,7 @@ use minfer_format::hf::{Dtype, Packed};
 use minfer_format::table::{RowTable, TableOptions, TablePart};
 use minfer_format::{BlockType, HfDir, decode_row};
 use safetensors::tensor::TensorView;
+use serde_json::json;
 use tempfile::TempDir;
 
 fn fixture() -> HfDir {
@@ -203,6 +204,30 @@ fn mlx_packs_that_do_not_fit_are_refused() {
     // nvfp4 and mxfp8.
     refused(&[weight(), ("x.scales", Dtype::U8, &[2, 4], vec![0; 8])], 64, "(U8)");
     refused(&[weight(), ("x.scales", Dtype::U8, &[2, 1], vec![0; 2])], 32, "(U8)");
+}
+
+/// Sizes whose products overflow fit a file when there is a zero among them.
+#[test]
+fn empty_tensors_are_refused() {
+    let huge = usize::MAX / 2;
+    for dtype in ["F8_E4M3", "I8", "U32"] {
+        for shape in [[0, 32, huge], [huge, huge, 0], [huge, 0, 32], [0, huge, huge]] {
+            let weight = json!({"dtype": dtype, "shape": shape, "data_offsets": [0, 0]});
+            let header = json!({ "x.weight": weight }).to_string();
+            let temp = tempfile::tempdir().unwrap();
+            let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+            std::fs::write(temp.path().join("model.safetensors"), file).unwrap();
+            std::fs::write(temp.path().join("config.json"), "{}").unwrap();
+            match HfDir::open(temp.path()) {
+                Ok(dir) => {
+                    let error = dir.packed("x.weight", 64).unwrap_err().to_string();
+                    assert!(error.contains("matrices with numbers in them"), "{error}");
+                }
+                // Where a product comes before the zero.
+                Err(error) => assert!(error.to_string().contains("overflows"), "{error}"),
+            }
+        }
+    }
 }
 
 #[test]

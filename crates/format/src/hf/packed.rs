@@ -227,13 +227,15 @@ impl HfDir {
         Ok(Packed { dir, layout, ty, shape, codes: self.raw(&name)?, name, scales, biases })
     }
 
-    /// The last two dimensions of a tensor.
+    /// The last two dimensions of a tensor. None is zero, so products of them are sizes in the file and do not overflow.
     fn matrix(&self, tensor: &HfTensor) -> Result<[usize; 2], Error> {
         match tensor.shape.last_chunk() {
-            Some(&last) => Ok(last),
-            None => {
-                let why =
-                    format!("is {} of shape {:?}; only matrices are quantised", tensor.dtype, tensor.shape);
+            Some(&last) if !tensor.shape.contains(&0) => Ok(last),
+            _ => {
+                let why = format!(
+                    "is {} of shape {:?}; only matrices with numbers in them are quantised",
+                    tensor.dtype, tensor.shape
+                );
                 Err(self.bad_pack(tensor, why))
             }
         }
@@ -345,7 +347,10 @@ impl Packed {
         [by_n, by_k]: [usize; 2],
         out: &mut [u8],
     ) -> Result<(), Error> {
-        if let Some(column) = codes.iter().position(|c| c & 0x7f == 0x7f) {
+        let is_nan = |c: &u8| c & 0x7f == 0x7f;
+        // A search that does not stop is one of vectors.
+        if codes.iter().fold(false, |nan, c| nan | is_nan(c)) {
+            let column = codes.iter().position(is_nan).unwrap_or(0);
             return Err(self.bad(format!("has a NaN in row {row}, column {column}")));
         }
         let n = self.shape[self.shape.len() - 2];
@@ -388,10 +393,11 @@ impl Packed {
             let bias = self.biases.as_ref().map_or(Ok(0.0), |biases| self.finite(biases, at, row))?;
             block[..4].copy_from_slice(&scale.to_le_bytes());
             block[4..8].copy_from_slice(&bias.to_le_bytes());
+            let codes = codes_of(codes, bits);
             if self.ty == BlockType::AFFINE4 {
-                interleave(&mut block[8..], |j| code(codes, j, bits));
+                interleave(&mut block[8..], |j| codes[j]);
             } else {
-                block[8..].iter_mut().enumerate().for_each(|(j, byte)| *byte = code(codes, j, bits));
+                block[8..].copy_from_slice(&codes);
             }
         }
         Ok(())
@@ -419,10 +425,26 @@ fn interleave(out: &mut [u8], code: impl Fn(usize) -> u8) {
     }
 }
 
-/// Code `j` of a stream of `bits` bits each, which may cross a byte.
-fn code(stream: &[u8], j: usize, bits: usize) -> u8 {
-    let (byte, bit) = (j * bits / 8, j * bits % 8);
-    let high = stream.get(byte + 1).copied().unwrap_or(0);
-    let both = u16::from_le_bytes([stream[byte], high]);
-    (both >> bit & ((1 << bits) - 1)) as u8
+/// The 32 codes of a stream of `bits` bits each.
+fn codes_of(stream: &[u8], bits: usize) -> [u8; BLOCK] {
+    match bits {
+        2 => codes_of_width::<2>(stream),
+        3 => codes_of_width::<3>(stream),
+        4 => codes_of_width::<4>(stream),
+        5 => codes_of_width::<5>(stream),
+        6 => codes_of_width::<6>(stream),
+        _ => codes_of_width::<8>(stream),
+    }
+}
+
+/// Eight codes are whole bytes; of a known width, so that shifts are by constants.
+fn codes_of_width<const BITS: usize>(stream: &[u8]) -> [u8; BLOCK] {
+    let mut codes = [0; BLOCK];
+    for (eight, bytes) in codes.as_chunks_mut::<8>().0.iter_mut().zip(stream.as_chunks::<BITS>().0) {
+        let mut word = [0; 8];
+        word[..BITS].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(word);
+        *eight = std::array::from_fn(|i| (word >> (i * BITS) & ((1 << BITS) - 1)) as u8);
+    }
+    codes
 }
