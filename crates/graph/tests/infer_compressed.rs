@@ -48,7 +48,8 @@ fn bad(op: Op, inputs: &[ValueType], w: Option<&WeightDecl>, s: Option<&StateDec
 #[test]
 fn names_and_nothing() {
     let names: Vec<_> = every_op().iter().map(Op::name).collect();
-    let expected = "rope_tail compress window_start store_part attend_window gather_ids expert_weights";
+    let expected =
+        "rope_tail compress window_start store_part attend_window gather_ids expert_weights round_trip";
     assert_eq!(names.join(" "), expected);
     let (w, s) = (decl("w", F32, &[4]), kv(0, &[16]));
     for op in every_op() {
