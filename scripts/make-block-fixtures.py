@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes crates/format/tests/fixtures/blocks: stored blocks of every type, and what they decode to.
 
-The reference is `gguf.quants.dequantize` of the PyPI package `gguf`. Per type TYPE there are two files:
+The reference is `gguf.quants.dequantize` of the PyPI package `gguf`; torch's float8_e4m3fn and numpy for the types that
+GGUF files do not have. Per type TYPE there are two files:
 TYPE.blocks, whole blocks as they stand in a model file, and TYPE.f32, the decoded numbers
 (little-endian). Everything comes from a fixed seed, so that a second run writes the same bytes.
 
@@ -14,6 +15,7 @@ from importlib.metadata import version
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type
 
 BLOCKS = 96
@@ -81,6 +83,37 @@ def floats(rng, ty):
     return bits.reshape(1, -1).view(np.uint8)
 
 
+def wide_scales(rng, n):
+    """Single-precision scales: edges (zeros, subnormal, one, large), then random ones of weights' size."""
+    scales = rng.normal(0, 0.01, n).astype("<f4")
+    scales[:8] = [0.0, -0.0, 1e-45, 1e-40, 1.0, -1.0, 2.0**118, 1.1754943508222875e-38]
+    return scales
+
+
+def float8(rng):
+    """F8_E4M3: scale, 32 bytes. Every byte but the NaNs occurs under a scale of one."""
+    codes = rng.integers(0, 256, (BLOCKS, 32), dtype=np.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0x7E
+    every = np.array([b for b in range(256) if b & 0x7F != 0x7F] + [0, 0x80], dtype=np.uint8)
+    codes[8:16] = every.reshape(8, 32)
+    scales = wide_scales(rng, BLOCKS)
+    scales[8:16] = 1.0
+    values = torch.from_numpy(codes).view(torch.float8_e4m3fn).to(torch.float32)
+    numbers = values * torch.from_numpy(scales).reshape(-1, 1)
+    return np.hstack([scales.reshape(-1, 1).view(np.uint8), codes]), numbers.numpy()
+
+
+def affine(rng, bits):
+    """AFFINE4 and AFFINE8: scale, bias, codes."""
+    codes = rng.integers(0, 1 << bits, (BLOCKS, 32), dtype=np.uint8)
+    codes[:8] = np.arange(8 * 32).reshape(8, 32) % (1 << bits)
+    scales, biases = wide_scales(rng, BLOCKS), rng.normal(0, 0.1, BLOCKS).astype("<f4")
+    numbers = scales.reshape(-1, 1) * codes.astype("<f4") + biases.reshape(-1, 1)
+    stored = codes if bits == 8 else codes[:, :16] | codes[:, 16:] << 4
+    head = np.hstack([x.reshape(-1, 1).view(np.uint8) for x in (scales, biases)])
+    return np.hstack([head, stored]), numbers
+
+
 def main():
     here = pathlib.Path(__file__).resolve().parent.parent
     out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "crates/format/tests/fixtures/blocks"
@@ -95,6 +128,14 @@ def main():
         (out / f"{ty.name}.blocks").write_bytes(blocks.tobytes())
         (out / f"{ty.name}.f32").write_bytes(numbers.tobytes())
         print(f"{ty.name}: {blocks.size} bytes, {numbers.size} numbers")
+    others = {"F8_E4M3": float8, "AFFINE4": lambda rng: affine(rng, 4), "AFFINE8": lambda rng: affine(rng, 8)}
+    for seed, (name, make) in enumerate(others.items()):
+        blocks, numbers = make(np.random.default_rng([20240517, 1000 + seed]))
+        assert np.isfinite(numbers).all(), name
+        (out / f"{name}.blocks").write_bytes(blocks.tobytes())
+        (out / f"{name}.f32").write_bytes(numbers.astype("<f4").tobytes())
+        print(f"{name}: {blocks.size} bytes, {numbers.size} numbers")
+    print(f"torch {torch.__version__}")
     print(f"gguf {version('gguf')}, numpy {np.__version__}")
 
 

@@ -7,10 +7,10 @@
 //! Matrix products select their kernels themselves (`matmul`), because they depend on the weight format.
 
 use half::f16;
-use minfer_graph::{Act, RopeStyle};
+use minfer_graph::{Act, RopeStyle, RoundTrip};
 
 use crate::isa::Isa;
-use crate::{attention, delta_rule, elementwise, math, norm, rope, router, streams};
+use crate::{attention, delta_rule, elementwise, math, norm, rope, round_trip, router, streams};
 
 /// `x, out`.
 type Unary = unsafe fn(&[f32], &mut [f32]);
@@ -37,6 +37,7 @@ pub struct Kernels {
     pub(crate) delta_step: delta_rule::StepFn,
     pub(crate) rms_norm: unsafe fn(&[f32], usize, &[f32], f32, &mut [f32]),
     pub(crate) rope: unsafe fn(RopeStyle, &[f32], usize, &[f32], &mut [f32]),
+    pub(crate) round_trip: unsafe fn(&RoundTrip, &[f32], &mut [f32]),
     pub(crate) softmax: Unary,
     pub(crate) combine: Binary,
     pub(crate) narrow: unsafe fn(&[f32], &mut [f16]),
@@ -64,6 +65,7 @@ impl Kernels {
             delta_step: delta_rule::scalar::step,
             rms_norm: norm::scalar::rms_norm,
             rope: rope::scalar::rope,
+            round_trip: round_trip::scalar::round_trip,
             softmax: router::scalar::softmax,
             combine: router::scalar::combine,
             narrow: attention::scalar::narrow,
@@ -93,6 +95,7 @@ impl Kernels {
                 delta_step: delta_rule::avx2::step,
                 rms_norm: norm::avx2::rms_norm,
                 rope: rope::avx2::rope,
+                round_trip: round_trip::avx2::round_trip,
                 softmax: router::avx2::softmax,
                 combine: router::avx2::combine,
                 narrow: attention::avx2::narrow,

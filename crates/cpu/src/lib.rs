@@ -27,6 +27,7 @@ pub mod pool;
 mod program;
 pub mod quantize;
 pub mod rope;
+pub mod round_trip;
 pub mod router;
 pub mod select;
 mod state;

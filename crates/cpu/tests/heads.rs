@@ -67,7 +67,14 @@ fn graph(ty: BlockType) -> Graph {
 fn groups_are_products_of_their_own() {
     let isas = Isa::ALL.into_iter().filter(|i| i.is_available());
     for (isa, threads) in isas.flat_map(|isa| [1, 3].map(|threads| (isa, threads))) {
-        for ty in [BlockType::F32, BlockType::BF16, BlockType::Q8_0, BlockType::Q4_K] {
+        for ty in [
+            BlockType::F32,
+            BlockType::BF16,
+            BlockType::F8_E4M3,
+            BlockType::Q8_0,
+            BlockType::Q4_K,
+            BlockType::AFFINE4,
+        ] {
             let device = Arc::new(CpuDevice::new(threads, isa).unwrap());
             let placed = Placed::new(graph(ty), vec![device], &Policy::default()).unwrap();
             let max = Bind { rows: VOCAB, outs: 1 };

@@ -6,6 +6,10 @@ use std::fmt;
 ///
 /// The discriminants are ggml's type numbers, as they stand in GGUF files. A type that is not listed
 /// here is refused by its number (and its name where [`ggml_name`] knows it).
+///
+/// Types from [`BlockType::FIRST_INTERNAL`] on are no file's: weights of Hugging Face directories are spread over
+/// several tensors (`hf::packed`), and are gathered into such blocks when they are loaded. Their numbers are far above
+/// ggml's, which grow by a few a year, so that no GGUF file can name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, non_camel_case_types)]
 #[repr(u32)]
@@ -26,6 +30,12 @@ pub enum BlockType {
     IQ4_XS = 23,
     BF16 = 30,
     MXFP4 = 39,
+    /// E4M3 floats under an `f32` scale.
+    F8_E4M3 = 1000,
+    /// Four-bit codes under an `f32` scale, plus an `f32` bias.
+    AFFINE4 = 1001,
+    /// Eight-bit codes under an `f32` scale, plus an `f32` bias.
+    AFFINE8 = 1002,
 }
 
 struct Row {
@@ -42,7 +52,7 @@ const fn row(ty: BlockType, name: &'static str, len: usize, bytes: usize) -> Row
 }
 
 /// One line per type; everything else reads this table.
-const TABLE: [Row; 16] = [
+const TABLE: [Row; 19] = [
     row(BlockType::F32, "F32", 1, 4),
     row(BlockType::F16, "F16", 1, 2),
     row(BlockType::Q4_0, "Q4_0", 32, 18),
@@ -59,12 +69,28 @@ const TABLE: [Row; 16] = [
     row(BlockType::IQ4_XS, "IQ4_XS", 256, 136),
     row(BlockType::BF16, "BF16", 1, 2),
     row(BlockType::MXFP4, "MXFP4", 32, 17),
+    row(BlockType::F8_E4M3, "F8_E4M3", 32, 36),
+    row(BlockType::AFFINE4, "AFFINE4", 32, 24),
+    row(BlockType::AFFINE8, "AFFINE8", 32, 40),
 ];
 
 impl BlockType {
-    /// Every supported type, in the order of ggml's numbers.
+    /// The first number that is not ggml's.
+    pub const FIRST_INTERNAL: u32 = 1000;
+
+    /// Every supported type, in the order of their numbers.
     pub fn all() -> impl Iterator<Item = BlockType> {
         TABLE.iter().map(|r| r.ty)
+    }
+
+    /// Every type that a GGUF file may have.
+    pub fn ggml() -> impl Iterator<Item = BlockType> {
+        BlockType::all().filter(|t| t.is_ggml())
+    }
+
+    /// Whether GGUF files have a number for it.
+    pub const fn is_ggml(self) -> bool {
+        (self as u32) < BlockType::FIRST_INTERNAL
     }
 
     const fn row(self) -> &'static Row {
@@ -77,7 +103,7 @@ impl BlockType {
 
     /// The type with this ggml number, if it is supported.
     pub fn from_ggml(number: u32) -> Option<BlockType> {
-        BlockType::all().find(|&t| t as u32 == number)
+        BlockType::ggml().find(|&t| t as u32 == number)
     }
 
     /// The type with this name, in any case: `q4_0`, `Q4_K`, `bf16`.
@@ -100,9 +126,9 @@ impl BlockType {
         self.row().bytes
     }
 
-    /// Whether numbers are stored as integers with shared scales.
+    /// Whether numbers are stored as integers with shared scales. [`BlockType::F8_E4M3`] has floats with shared scales.
     pub const fn is_quantized(self) -> bool {
-        self.block_len() > 1
+        self.block_len() > 1 && !matches!(self, BlockType::F8_E4M3)
     }
 
     /// Bytes of a row of `k` numbers; `None` when `k` is not whole blocks or the size overflows.
@@ -142,4 +168,19 @@ pub fn ggml_name(number: u32) -> Option<&'static str> {
         40 => "NVFP4",
         n => return BlockType::from_ggml(n).map(BlockType::name),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn internal_types_have_no_number_in_files() {
+        for ty in BlockType::all() {
+            assert_eq!(BlockType::from_name(ty.name()), Some(ty));
+            assert_eq!(BlockType::from_ggml(ty as u32), ty.is_ggml().then_some(ty), "{ty}");
+        }
+        assert_eq!(BlockType::all().count() - BlockType::ggml().count(), 3);
+        assert_eq!(ggml_name(BlockType::F8_E4M3 as u32), None);
+    }
 }

@@ -90,8 +90,12 @@ pub enum Error {
     TensorBytes { file: PathBuf, tensor: String, dtype: String, shape: Vec<usize>, expected: u64, found: u64 },
     #[error("{}: {gap} bytes before '{before}' belong to no tensor", file.display())]
     Gap { file: PathBuf, before: String, gap: u64 },
-    #[error("{}: the tensor '{tensor}' is stored as {dtype}, which is not supported as a weight; F32, F16 and BF16 are", file.display())]
+    #[error("{}: the tensor '{tensor}' is stored as {dtype}, which is not supported as a weight; F32, F16, BF16, and FP8, FP4 or MLX packs with their scales are", file.display())]
     UnsupportedDtype { file: PathBuf, tensor: String, dtype: String },
+    #[error("{}: the quantised tensor '{tensor}' {why}", file.display())]
+    Packed { file: PathBuf, tensor: String, why: String },
+    #[error("{}: weights quantised as {found} are not supported; supported are FP8 (quant_method fp8), FP4 with E8M0 scales, and MLX's affine and mxfp4 packs: take one of these, the unquantised model or a GGUF file", dir.display())]
+    Quantisation { dir: PathBuf, found: String },
     #[error("{} names the shard {}, which does not exist; download all shards into one directory", index.display(), shard.display())]
     MissingShard { index: PathBuf, shard: PathBuf },
     #[error("{} places the tensor '{tensor}' in {}, which does not have it", index.display(), shard.display())]
@@ -124,7 +128,7 @@ pub(crate) fn shown(name: &str) -> String {
 }
 
 fn supported() -> String {
-    BlockType::all().map(BlockType::name).collect::<Vec<_>>().join(", ")
+    BlockType::ggml().map(BlockType::name).collect::<Vec<_>>().join(", ")
 }
 
 fn also(found: &Option<String>) -> String {

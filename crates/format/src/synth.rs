@@ -50,6 +50,10 @@ enum Kind {
     Scaled { places: &'static [usize], variants: [Vec<[u8; 2]>; 4] },
     /// Random bytes; then one of four power-of-two exponents as the first byte.
     Exponent([u8; 4]),
+    /// Random bytes; then one of four `f32` scales (and biases) in front of the block.
+    Wide([Vec<u8>; 4]),
+    /// Random E4M3 floats of magnitudes below 2; then one of four `f32` scales in front of the block.
+    Float8([f32; 4]),
 }
 
 /// Where a format keeps its half-precision scales, and the number of scales that its minimum takes to
@@ -72,6 +76,7 @@ fn layout(ty: BlockType) -> Option<Layout> {
         BlockType::Q5_K => (&[0, 2], 15.5),
         BlockType::Q6_K => (&[208], 0.0),
         BlockType::F32 | BlockType::F16 | BlockType::BF16 | BlockType::MXFP4 => return None,
+        BlockType::F8_E4M3 | BlockType::AFFINE4 | BlockType::AFFINE8 => return None,
     };
     Some(Layout { places, min_per_scale })
 }
@@ -87,6 +92,12 @@ impl Filler {
             (BlockType::F16, _) => levels(|x| f16::from_f32(x).to_le_bytes()),
             (BlockType::BF16, _) => levels(|x| bf16::from_f32(x).to_le_bytes()),
             (_, Some(layout)) => scaled(ty, &layout, std),
+            (BlockType::AFFINE4, None) => wide(ty, -7.5, std),
+            (BlockType::AFFINE8, None) => wide(ty, -127.5, std),
+            (BlockType::F8_E4M3, None) => {
+                let unit = unit_std(ty, &Kind::Float8([1.0; 4]));
+                Kind::Float8(SPREAD.map(|s| s * std / unit))
+            }
             // Blocks under a power of two; only MXFP4 so far.
             (_, None) => Kind::Exponent(exponents(std / unit_std(ty, &Kind::Exponent([127; 4])))),
         };
@@ -130,6 +141,21 @@ impl Filler {
                     block[0] = variants[(random.next() >> 62) as usize];
                 }
             }
+            Kind::Wide(variants) => {
+                random.bytes(chunk);
+                for block in chunk.chunks_exact_mut(self.ty.block_bytes()) {
+                    let variant = &variants[(random.next() >> 62) as usize];
+                    block[..variant.len()].copy_from_slice(variant);
+                }
+            }
+            Kind::Float8(scales) => {
+                random.bytes(chunk);
+                for block in chunk.chunks_exact_mut(self.ty.block_bytes()) {
+                    // 0x3f, below the exponent of 2; the sign stays.
+                    block.iter_mut().for_each(|byte| *byte &= 0xbf);
+                    block[..4].copy_from_slice(&scales[(random.next() >> 62) as usize].to_le_bytes());
+                }
+            }
         }
     }
 }
@@ -144,6 +170,15 @@ fn scaled(ty: BlockType, layout: &Layout, std: f32) -> Kind {
     };
     let unit = Kind::Scaled { places: layout.places, variants: variants(1.0, [1.0; 4]) };
     Kind::Scaled { places: layout.places, variants: variants(std / unit_std(ty, &unit), SPREAD) }
+}
+
+/// Scales and biases of `f32`, of which a bias takes `min_per_scale` scales.
+fn wide(ty: BlockType, min_per_scale: f32, std: f32) -> Kind {
+    let variants = |factor: f32, spread: [f32; 4]| {
+        spread.map(|s| [s * factor, s * factor * min_per_scale].map(f32::to_le_bytes).concat())
+    };
+    let unit = Kind::Wide(variants(1.0, [1.0; 4]));
+    Kind::Wide(variants(std / unit_std(ty, &unit), SPREAD))
 }
 
 /// The deviation of a sample with a scale of 1: it depends on the format's quants and inner scales.

@@ -15,6 +15,7 @@ use crate::block::BlockType;
 use crate::bytes::TensorBytes;
 use crate::decode::decode_row;
 use crate::error::Error;
+use crate::hf::Packed;
 use cache::Cache;
 use readers::{Place, Readers, Reading};
 
@@ -32,6 +33,8 @@ pub enum TablePart {
     },
     /// In memory: a model inside of the binary.
     Bytes(TensorBytes),
+    /// Spread over several tensors of mapped files; each row is gathered when it is read.
+    Packed(Packed),
 }
 
 /// How a table is read.
@@ -115,6 +118,7 @@ impl RowTable {
             let rows = match part {
                 TablePart::File { rows, .. } => *rows,
                 TablePart::Bytes(bytes) => bytes.len() / row_bytes,
+                TablePart::Packed(packed) => packed.rows(),
             };
             starts.push(starts[starts.len() - 1].saturating_add(rows));
         }

@@ -13,7 +13,7 @@ fn fixture(ty: BlockType, kind: &str) -> Vec<u8> {
     fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Reference: `gguf.quants.dequantize` (see `fixtures/README.md`); tolerance: none.
+/// Reference: `gguf.quants.dequantize`, torch and numpy (see `fixtures/README.md`); tolerance: none.
 #[test]
 fn decoding_equals_the_reference_bit_for_bit() {
     for ty in BlockType::all() {

@@ -81,7 +81,7 @@ fn values_of_all_types_and_arrays_of_them() {
 #[test]
 fn tensors_of_all_types_at_every_alignment() {
     for alignment in [1u32, 8, 32, 4096, 1 << 20] {
-        let data: Vec<(BlockType, Vec<u8>)> = BlockType::all()
+        let data: Vec<(BlockType, Vec<u8>)> = BlockType::ggml()
             .map(|ty| (ty, (0..3 * ty.block_bytes()).map(|i| (i * 7 + ty as usize) as u8).collect()))
             .collect();
         let mut writer = GgufWriter::new();
@@ -116,6 +116,16 @@ fn whole_numbers() {
     assert_eq!(gguf.integers("ids"), Some((&[3usize, 2][..], vec![5, -7, i32::MAX, 0, 1, 2])));
     assert_eq!((gguf.integers("w"), gguf.tensor("ids"), gguf.tensors().len()), (None, None, 1));
     assert!(gguf.data("ids").is_err() && gguf.data("w").is_ok());
+}
+
+#[test]
+fn types_of_other_files_are_refused() {
+    for ty in BlockType::all().filter(|ty| !ty.is_ggml()) {
+        let data = vec![0; ty.block_bytes()];
+        let mut writer = GgufWriter::new();
+        let error = writer.tensor("a.weight", ty, &[1, ty.block_len()], &data).err().unwrap();
+        assert!(matches!(&error, Error::Unwritable { tensor, .. } if tensor == "a.weight"), "{error}");
+    }
 }
 
 #[test]

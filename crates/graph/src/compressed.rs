@@ -1,5 +1,5 @@
 //! Payloads of attention over a window of rows and compressed rows (DeepSeek V4): compression of windows,
-//! and attention with a sink per head; and of its routing. The operations are in `op`.
+//! and attention with a sink per head; of its routing; and of the rounding of its rows. The operations are in `op`.
 
 use crate::payload::{Attend, Scoring};
 
@@ -58,4 +58,28 @@ pub struct AttendWindow {
 pub struct ExpertWeights {
     pub scoring: Scoring,
     pub scale: f32,
+}
+
+/// The rounding that DeepSeek's own graph applies to rows before they are cached or compared, as its weights were trained
+/// with: each group of `group` numbers goes through a small float format and back. A group with an infinity or a NaN
+/// becomes NaN where it is rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoundTrip {
+    /// Numbers in a group, such as those of a head.
+    pub group: usize,
+    /// What happens to a group.
+    pub format: RoundFormat,
+}
+
+/// A format of [`RoundTrip`]. In both, a block of `block` numbers has a scale `s` that is a power of two, and each
+/// number `x` becomes `s * round(x / s)`: nearest, ties to the even mantissa, clamped to the largest value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoundFormat {
+    /// E4M3 with `s = 2^ceil(log2(max(amax, 1e-4) / 448))`, of the numbers `from..from + len`; the others stay.
+    #[allow(missing_docs)]
+    Fp8 { block: usize, from: usize, len: usize },
+    /// The group is multiplied by the orthonormal Hadamard matrix (Sylvester's order), and stays so; then E2M1 with
+    /// `s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6))`.
+    #[allow(missing_docs)]
+    Fp4Hadamard { block: usize },
 }

@@ -125,6 +125,7 @@ fn payload(op: &Op) -> Json {
         | Op::StorePart(_)
         | Op::AttendWindow(_)
         | Op::ExpertWeights(_)
+        | Op::RoundTrip(_)
         | Op::Slice(_)
         | Op::Reshape(_)
         | Op::Repeat(_)

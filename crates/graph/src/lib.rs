@@ -20,7 +20,7 @@ mod state;
 mod types;
 
 pub use builder::GraphBuilder;
-pub use compressed::{AttendWindow, Compress, ExpertWeights, StorePart};
+pub use compressed::{AttendWindow, Compress, ExpertWeights, RoundFormat, RoundTrip, StorePart};
 pub use error::GraphError;
 pub use fusion::{FUSIONS, Fusion, Takes, fuse};
 pub use graph::{

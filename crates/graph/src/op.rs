@@ -1,6 +1,6 @@
 //! Operations. Their payloads are in `payload`, which operands each accepts in `operands`.
 
-use crate::compressed::{AttendWindow, Compress, ExpertWeights, StorePart};
+use crate::compressed::{AttendWindow, Compress, ExpertWeights, RoundTrip, StorePart};
 use crate::graph::WeightDecl;
 use crate::operands::{Operands, quantized};
 use crate::payload::{
@@ -121,6 +121,8 @@ pub enum Op {
     GatherIds,
     /// `logits f32[L, experts], ids i32[L, top_k] -> f32[L, top_k]`.
     ExpertWeights(ExpertWeights),
+    /// `x f32[L, .., w] -> f32[L, .., w]`: groups rounded to a small float format.
+    RoundTrip(RoundTrip),
     /// Fused `Mul(Silu(gate), up)`.
     SwiGlu,
     /// Fused `Quantize(RmsNorm(x))`.
@@ -185,6 +187,7 @@ impl Op {
             Op::AttendWindow(_) => "attend_window",
             Op::GatherIds => "gather_ids",
             Op::ExpertWeights(_) => "expert_weights",
+            Op::RoundTrip(_) => "round_trip",
             Op::SwiGlu => "swiglu",
             Op::RmsNormQuantize(_) => "rms_norm_quantize",
             Op::SwiGluQuantize => "swiglu_quantize",
@@ -269,6 +272,7 @@ impl Op {
             Op::AttendWindow(a) => sig.attend_window(a),
             Op::GatherIds => sig.gather_ids(),
             Op::ExpertWeights(_) => sig.expert_weights(),
+            Op::RoundTrip(r) => sig.round_trip(r),
             Op::RmsNormQuantize(n) => Ok(vec![quantized(&sig.norm(0, n)?)?]),
             Op::SwiGluQuantize => Ok(vec![quantized(sig.equal_floats()?)?]),
             Op::AddRmsNorm(n) => {
@@ -305,6 +309,7 @@ impl Op {
             | Op::Reshape(_)
             | Op::Repeat(_)
             | Op::WindowStart(_)
+            | Op::RoundTrip(_)
             | Op::StreamSum(_) => (Some(1), false, false),
             Op::Add
             | Op::Mul

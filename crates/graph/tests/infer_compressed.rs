@@ -7,8 +7,8 @@ mod common;
 use common::{decl, f32s, i32s, kv, pooled};
 use minfer_format::BlockType::F32;
 use minfer_graph::{
-    Attend, AttendWindow, Compress, Dim, ExpertWeights, IndexSelect, Op, Rope, RopeStyle, Router, Scoring,
-    StateDecl, StateKind, StorePart, ValueType, WeightDecl,
+    Attend, AttendWindow, Compress, Dim, ExpertWeights, IndexSelect, Op, Rope, RopeStyle, RoundFormat,
+    RoundTrip, Router, Scoring, StateDecl, StateKind, StorePart, ValueType, WeightDecl,
 };
 
 const OVERLAP: Compress = Compress { ratio: 4, overlap: true };
@@ -31,6 +31,7 @@ fn every_op() -> Vec<Op> {
         Op::AttendWindow(window(4)),
         Op::GatherIds,
         Op::ExpertWeights(ExpertWeights { scoring: SCORING, scale: 1.5 }),
+        Op::RoundTrip(RoundTrip { group: 64, format: RoundFormat::Fp4Hadamard { block: 32 } }),
     ]
 }
 
@@ -48,8 +49,7 @@ fn bad(op: Op, inputs: &[ValueType], w: Option<&WeightDecl>, s: Option<&StateDec
 #[test]
 fn names_and_nothing() {
     let names: Vec<_> = every_op().iter().map(Op::name).collect();
-    let expected =
-        "rope_tail compress window_start zero_first store_part attend_window gather_ids expert_weights";
+    let expected = "rope_tail compress window_start zero_first store_part attend_window gather_ids expert_weights round_trip";
     assert_eq!(names.join(" "), expected);
     let (w, s) = (decl("w", F32, &[4]), kv(0, &[16]));
     for op in every_op() {
@@ -124,4 +124,32 @@ fn routing() {
         bad(weights, &[f32s(&[8]), f32s(&[2])], None, None),
         "input 1 is f32[rows, 2], not i32 expert ids per row"
     );
+}
+
+#[test]
+fn round_trips() {
+    let fp8 = |group, block, from, len| {
+        Op::RoundTrip(RoundTrip { group, format: RoundFormat::Fp8 { block, from, len } })
+    };
+    let fp4 = |group, block| Op::RoundTrip(RoundTrip { group, format: RoundFormat::Fp4Hadamard { block } });
+    assert_eq!(good(fp8(512, 64, 0, 448), &[f32s(&[512])], None, None), ["f32[rows, 512]"]);
+    assert_eq!(good(fp8(160, 64, 32, 128), &[f32s(&[320])], None, None), ["f32[rows, 320]"]);
+    assert_eq!(good(fp4(128, 32), &[f32s(&[4, 256])], None, None), ["f32[rows, 4, 256]"]);
+    for op in [
+        fp8(512, 64, 0, 450),
+        fp8(512, 64, 0, 0),
+        fp8(512, 0, 0, 448),
+        fp8(512, 64, 128, 448),
+        fp8(512, 64, usize::MAX, 64),
+        fp8(0, 64, 0, 0),
+        fp8(384, 64, 0, 64),
+        fp4(96, 32),
+        fp4(128, 0),
+        fp4(128, 48),
+        fp4(1024, 32),
+    ] {
+        let why = bad(op.clone(), &[f32s(&[512])], None, None);
+        assert!(why.starts_with("f32[rows, 512] does not fit RoundTrip"), "{op:?}: {why}");
+    }
+    assert_eq!(bad(fp4(64, 32), &[i32s(&[64])], None, None), "input 0 is i32[rows, 64], not f32");
 }

@@ -15,6 +15,7 @@ use serde_json::Value as Json;
 use crate::error::ModelError;
 use crate::hyper::text_config;
 use crate::shapes::Shape;
+use crate::tensors::{self, Part};
 
 /// An opened model file, directory or shape.
 pub enum Checkpoint {
@@ -33,10 +34,12 @@ impl Checkpoint {
     /// Opens a GGUF file, or a directory with `config.json`.
     ///
     /// # Errors
-    /// The path does not exist, or what it holds is damaged or something else.
+    /// The path does not exist, or what it holds is damaged, something else, or quantised in a way that is not known.
     pub fn open(path: &Path) -> Result<Checkpoint, ModelError> {
         if path.is_dir() {
-            return Ok(Checkpoint::Hf(HfDir::open(path)?));
+            let dir = HfDir::open(path)?;
+            dir.check_quantisation()?;
+            return Ok(Checkpoint::Hf(dir));
         }
         Ok(Checkpoint::Gguf(Gguf::open(path)?))
     }
@@ -70,16 +73,26 @@ impl Checkpoint {
         ModelError::BadSetting { source_name: self.name(), key: key.to_string(), why: why.into() }
     }
 
-    /// Type and shape of a tensor by its full name.
-    fn tensor(&self, name: &str) -> Result<Option<(BlockType, Vec<usize>)>, ModelError> {
+    /// Type and shape of a tensor by its full name. `k` is the row length that the model expects: packs of integers in
+    /// Hugging Face directories do not say it. The scales of such a pack are no tensor of their own.
+    fn tensor(&self, name: &str, k: usize) -> Result<Option<(BlockType, Vec<usize>)>, ModelError> {
         match self {
             Checkpoint::Gguf(g) => Ok(g.tensor(name).map(|t| (t.ty, t.shape.clone()))),
-            Checkpoint::Hf(d) if d.tensor(name).is_none() => Ok(None),
-            Checkpoint::Hf(d) => {
-                let shape = d.tensor(name).map(|t| t.shape.clone()).unwrap_or_default();
-                Ok(Some((d.weight(name)?.0, shape)))
-            }
+            Checkpoint::Hf(d) => match (d.packed(name, k)?, self.stored_shape(name)) {
+                (_, None) => Ok(None),
+                (Some(packed), _) => Ok(Some((packed.ty(), packed.shape().to_vec()))),
+                (None, Some(shape)) => Ok(Some((d.weight(name)?.0, shape.to_vec()))),
+            },
             Checkpoint::Shape(_) => Ok(None),
+        }
+    }
+
+    /// Dimensions of a tensor as they stand in the file; only the last one may differ from those of its numbers.
+    fn stored_shape(&self, name: &str) -> Option<&[usize]> {
+        match self {
+            Checkpoint::Gguf(g) => g.tensor(name).map(|t| &t.shape[..]),
+            Checkpoint::Hf(d) => d.tensor(name).filter(|_| !d.is_packed_scale(name)).map(|t| &t.shape[..]),
+            Checkpoint::Shape(_) => None,
         }
     }
 
@@ -133,10 +146,10 @@ impl Checkpoint {
     /// Whether there is such a tensor.
     pub(crate) fn has(&self, names: Names, layer: Option<usize>, suffix: &str) -> Result<bool, ModelError> {
         let name = self.full_name(names, layer, suffix);
-        match self {
-            Checkpoint::Shape(s) => Ok(s.has(&name)),
-            _ => Ok(self.tensor(&name)?.is_some()),
-        }
+        Ok(match self {
+            Checkpoint::Shape(s) => s.has(&name),
+            _ => self.stored_shape(&name).is_some(),
+        })
     }
 
     /// A weight that must be there, of this shape.
@@ -179,15 +192,18 @@ impl Checkpoint {
         suffix: &str,
         shape: &[usize],
     ) -> Result<Option<WeightDecl>, ModelError> {
-        let name = self.full_name(names, layer, suffix);
-        let Some((ty, found)) = self.tensor(&name)? else { return Ok(None) };
+        self.named(self.full_name(names, layer, suffix), shape)
+    }
+
+    fn named(&self, name: String, shape: &[usize]) -> Result<Option<WeightDecl>, ModelError> {
+        let Some((ty, found)) = self.tensor(&name, row_len(shape))? else { return Ok(None) };
         self.check_shape(&name, &found, shape)?;
         self.check_rows(&name, ty, shape)?;
         Ok(Some(plain(name, ty, shape)))
     }
 
     /// A stack of one matrix per expert: one tensor in GGUF, one per expert in Hugging Face directories,
-    /// whose name has `{}` for the expert.
+    /// whose name has `{}` for the expert, or one tensor of MLX's name for the stack.
     pub(crate) fn experts(
         &self,
         names: Names,
@@ -197,7 +213,11 @@ impl Checkpoint {
         if !self.is_hf() {
             return self.weight(names, Some(layer), "weight", &shape);
         }
-        let name = |e: &str| self.full_name(names, Some(layer), "weight").replace("{}", e);
+        let pattern = self.full_name(names, Some(layer), "weight");
+        if let Some(decl) = self.named(pattern.replace("experts.{}", "switch_mlp"), &shape)? {
+            return Ok(decl);
+        }
+        let name = |e: &str| pattern.replace("{}", e);
         let tensors = (0..shape[0]).map(|e| name(&e.to_string())).collect();
         self.stacked(name("*"), tensors, &shape[1..])
     }
@@ -244,7 +264,7 @@ impl Checkpoint {
         }
         let name = |shard: &str| self.full_name(names, Some(layer), "weight").replace("{}", shard);
         let mut tensors = vec![name("0")];
-        while self.tensor(&name(&tensors.len().to_string()))?.is_some() {
+        while self.stored_shape(&name(&tensors.len().to_string())).is_some() {
             tensors.push(name(&tensors.len().to_string()));
         }
         self.stacked(name("*"), tensors, &[width])
@@ -256,7 +276,7 @@ impl Checkpoint {
         let (mut first, mut outer) = (None, 0usize);
         for tensor in &tensors {
             let missing = || ModelError::MissingTensor { source_name: self.name(), tensor: tensor.clone() };
-            let (ty, found) = self.tensor(tensor)?.ok_or_else(missing)?;
+            let (ty, found) = self.tensor(tensor, row_len(inner))?.ok_or_else(missing)?;
             let several = found.first().filter(|_| found.len() > inner.len());
             let expected = several.iter().copied().chain(inner).copied().collect::<Vec<_>>();
             self.check_shape(tensor, &found, &expected)?;
@@ -301,7 +321,7 @@ impl Checkpoint {
     /// Products with quantised weights take activations in blocks of 32.
     fn check_rows(&self, tensor: &str, ty: BlockType, shape: &[usize]) -> Result<(), ModelError> {
         match shape.last() {
-            Some(&k) if ty.is_quantized() && !k.is_multiple_of(32) => Err(ModelError::RowLength {
+            Some(&k) if ty.block_len() > 1 && !k.is_multiple_of(32) => Err(ModelError::RowLength {
                 source_name: self.name(),
                 tensor: tensor.to_string(),
                 ty: ty.to_string(),
@@ -317,11 +337,9 @@ impl Checkpoint {
         if let Checkpoint::Shape(s) = self {
             return Ok(s.rows(&tensor));
         }
-        match self.tensor(&tensor)? {
-            Some((_, shape)) if shape.len() == 2 => Ok(shape[0]),
-            Some((_, found)) => {
-                Err(self.bad(&tensor, format!("has shape {found:?}, expected two dimensions")))
-            }
+        match self.stored_shape(&tensor) {
+            Some(&[rows, _]) => Ok(rows),
+            Some(found) => Err(self.bad(&tensor, format!("has shape {found:?}, expected two dimensions"))),
             None => Err(ModelError::MissingTensor { source_name: self.name(), tensor }),
         }
     }
@@ -340,12 +358,17 @@ impl Checkpoint {
     /// The file is damaged or cannot be read.
     pub fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
         match decl.map {
-            WeightMap::None => return self.load_stored(decl),
+            WeightMap::None => return self.load_stored(decl, row_len(&decl.shape)),
             WeightMap::Ids => return self.load_ids(decl),
             WeightMap::AddOne | WeightMap::NegExp | WeightMap::HeadRows(_) => {}
         }
-        let (stored_ty, _) = self.tensor(&decl.name)?.unwrap_or((decl.ty, vec![]));
-        let stored = self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() })?;
+        let k = match (decl.map, &decl.shape[..]) {
+            (WeightMap::HeadRows(HeadRows { transposed: true, .. }), &[_, k, _]) => k,
+            (_, shape) => row_len(shape),
+        };
+        let (stored_ty, _) = self.tensor(&decl.name, k)?.unwrap_or((decl.ty, vec![]));
+        let stored =
+            self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() }, k)?;
         let count: usize = decl.shape.iter().product();
         let stored_count = match decl.map {
             WeightMap::HeadRows(r) => count / r.len.max(1) * r.group,
@@ -379,41 +402,26 @@ impl Checkpoint {
                 Checkpoint::Hf(d) => d.location(name),
                 Checkpoint::Shape(_) => None,
             };
-            let rows = self.tensor(name)?.and_then(|(_, shape)| shape.first().copied());
-            match (location, rows) {
-                (Some((path, offset)), Some(rows)) => {
+            let rows = self.stored_shape(name).and_then(|shape| shape.first().copied());
+            match (self.part(name, row_len(&decl.shape))?, location, rows) {
+                (Part::Packed(packed), ..) => Ok(TablePart::Packed(packed)),
+                (Part::Plain(_), Some((path, offset)), Some(rows)) => {
                     Ok(TablePart::File { path: path.to_owned(), offset, rows })
                 }
-                _ => self.load(&plain(name.clone(), decl.ty, &decl.shape)).map(TablePart::Bytes),
+                (Part::Plain(bytes), ..) => Ok(TablePart::Bytes(bytes)),
             }
         });
         let parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
         Ok(RowTable::open(parts, decl.ty, decl.shape.last().copied().unwrap_or(0), options)?)
     }
 
-    fn load_stored(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
-        let read = |tensor: &String| -> Result<TensorBytes, ModelError> {
-            match self {
-                Checkpoint::Gguf(g) => Ok(g.data(tensor)?),
-                Checkpoint::Hf(d) => Ok(d.weight(tensor)?.1),
-                Checkpoint::Shape(_) => {
-                    Err(ModelError::MissingTensor { source_name: self.name(), tensor: tensor.clone() })
-                }
-            }
-        };
-        match (self, &decl.tensors[..]) {
-            (Checkpoint::Shape(s), _) => return self.fill(decl, s),
-            (_, [one]) => return read(one),
-            _ => {}
+    /// The stored numbers, in rows of `k`.
+    fn load_stored(&self, decl: &WeightDecl, k: usize) -> Result<TensorBytes, ModelError> {
+        if let Checkpoint::Shape(s) = self {
+            return self.fill(decl, s);
         }
-        let parts = decl.tensors.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let mut joined = AlignedBuf::zeroed(parts.iter().map(|p| p.len()).sum());
-        let mut at = 0;
-        for part in &parts {
-            joined[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
-        }
-        Ok(joined.into())
+        let parts = decl.tensors.iter().map(|name| self.part(name, k)).collect::<Result<Vec<_>, _>>()?;
+        Ok(tensors::join(&parts)?)
     }
 
     fn fill(&self, decl: &WeightDecl, shape: &Shape) -> Result<TensorBytes, ModelError> {
@@ -431,6 +439,11 @@ impl Checkpoint {
             Checkpoint::Shape(_) => 0,
         }
     }
+}
+
+/// Numbers in a row of a weight of this shape.
+fn row_len(shape: &[usize]) -> usize {
+    shape.last().copied().unwrap_or(1)
 }
 
 fn plain(tensor: String, ty: BlockType, shape: &[usize]) -> WeightDecl {

@@ -23,6 +23,7 @@ mod qwen3_moe;
 mod qwen4_exp;
 mod rope;
 mod shapes;
+mod tensors;
 
 pub use checkpoint::Checkpoint;
 pub use error::ModelError;

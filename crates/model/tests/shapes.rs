@@ -54,10 +54,12 @@ fn totals_are_the_published_ones() {
     );
 }
 
-/// Numbers per token in all paged states, and per sequence in all recurrent ones.
+/// Numbers per 128 tokens in all paged states, and per sequence in all recurrent ones.
 fn state(graph: &Graph) -> (usize, usize) {
     graph.states.iter().fold((0, 0), |(paged, recurrent), s| match &s.kind {
-        StateKind::Paged { widths } => (paged + widths.iter().sum::<usize>(), recurrent),
+        StateKind::Paged { parts } => {
+            (paged + parts.iter().map(|p| p.width * 128 / p.every).sum::<usize>(), recurrent)
+        }
         StateKind::Recurrent { width } => (paged, recurrent + width),
         other => panic!("{other:?}"),
     })
@@ -65,17 +67,18 @@ fn state(graph: &Graph) -> (usize, usize) {
 
 #[test]
 fn state_counted_by_hand() {
-    // 12 layers of keys and values of 2 heads of 256, raw and pooled index keys of 128. 36 layers of 3 columns of
+    // 12 layers of keys and values of 2 heads of 256, raw index keys of 128 and one of each 4 pooled. 36 layers of 3 columns of
     // 10240 channels and 48 matrices of 128 x 128; 9 rows of 4 streams for the n-grams.
-    let qwen = (12 * (2 * 2 * 256 + 2 * 128), 36 * (3 * 10240 + 48 * 128 * 128) + 9 * 4 * 2560);
+    let qwen =
+        (12 * (128 * (2 * 2 * 256 + 128) + 32 * 128), 36 * (3 * 10240 + 48 * 128 * 128) + 9 * 4 * 2560);
     assert_eq!(state(&graph("qwen3.8-flash-next:bf16")), qwen);
-    // 11 layers of a latent of 512, and index keys, gates and pooled keys of 128. 34 layers of 3 columns of queries,
+    // 11 layers of a latent of 512, index keys and gates of 128, and of each 4 a pooled key. 34 layers of 3 columns of queries,
     // keys and values of 64 heads of 128, and 64 matrices of 128 x 128.
-    let glm = (11 * (512 + 3 * 128), 34 * (3 * 3 * 8192 + 64 * 128 * 128));
+    let glm = (11 * (128 * (512 + 2 * 128) + 32 * 128), 34 * (3 * 3 * 8192 + 64 * 128 * 128));
     assert_eq!(state(&graph("glm-5.3-flash:bf16")), glm);
     // 2 layers of a row of 512; 21 and 20 with a compressed row beside it, the 21 with an index key of 128 too. Of open
     // windows keys and gates: 7 rows of twice 512 and of twice 128, 127 rows of 512.
-    let paged = 2 * 512 + 21 * (2 * 512 + 128) + 20 * 2 * 512;
+    let paged = 43 * 128 * 512 + 21 * 32 * (512 + 128) + 20 * 512;
     let open = 21 * 7 * 2 * (2 * 512 + 2 * 128) + 20 * 127 * 2 * 512;
     assert_eq!(state(&graph("deepseek-v4-flash:bf16")), (paged, open));
 }

@@ -18,7 +18,8 @@
 //! stay integers, inside of the sum; `min_w` likewise.
 //!
 //! *Float weights*: four accumulators, column `c` goes to number `c % 4` by fma in ascending order;
-//! the output is `(a0 + a1) + (a2 + a3)`.
+//! the output is `(a0 + a1) + (a2 + a3)`. Where blocks have a scale, a weight is its product with the scale, rounded to
+//! f32: what `decode_row` gives.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

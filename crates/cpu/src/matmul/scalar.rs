@@ -62,7 +62,7 @@ fn quant_dot<F: Format>(group: &[u8], r: usize, x: &[u8], k: usize) -> f32 {
             min_dot += w.min_factors[half] * i32::from(sum);
         }
         acc = (w.scale * x_scale).mul_add(dot as f32, acc);
-        if F::HEAD == Head::ScaleMin {
+        if F::HEAD.has_min() {
             acc = (-(w.min * x_scale)).mul_add(min_dot as f32, acc);
         }
     }
@@ -77,6 +77,7 @@ fn row_block<F: Format>(block: &[u8], i: usize, r: usize) -> RowBlock {
     let (mut scale, mut min) = match F::HEAD {
         Head::Scale => (half(r), 0.0),
         Head::ScaleMin => (half(r), half(GROUP + r)),
+        Head::WideScaleMin => (single(head, r), single(head, GROUP + r)),
         Head::Exponent => (half_exponent(head[r]), 0.0),
     };
     let (mut factors, mut min_factors) = ([1; 2], [1; 2]);
@@ -97,6 +98,11 @@ fn row_block<F: Format>(block: &[u8], i: usize, r: usize) -> RowBlock {
     RowBlock { codes, scale, min, factors, min_factors }
 }
 
+/// The `i`-th f32.
+fn single(bytes: &[u8], i: usize) -> f32 {
+    f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+}
+
 /// The bits of column `c`'s code, gathered from the planes.
 fn stored_code<F: Format>(codes: &[u8], r: usize, c: usize) -> u8 {
     let low = F::LOW_BITS;
@@ -115,6 +121,7 @@ fn stored_code<F: Format>(codes: &[u8], r: usize, c: usize) -> u8 {
 fn code_value<F: Format>(code: u8) -> i32 {
     match F::CODES {
         Codes::Signed => i32::from(code as i8),
+        Codes::SignedOffset(offset) => i32::from(code as i8) + i32::from(offset),
         Codes::Offset(offset) => i32::from(code) - i32::from(offset),
         Codes::SignedTable(table) => i32::from(table[usize::from(code)]),
         Codes::OffsetTable(table, offset) => i32::from(table[usize::from(code)]) - i32::from(offset),
@@ -132,7 +139,7 @@ pub(super) fn half_exponent(e: u8) -> f32 {
 /// # Safety
 /// As [`super::MatmulFn`].
 pub(super) unsafe fn float<F: FloatFormat>(job: &Job<'_>, groups: Range<usize>) {
-    let group_bytes = job.k * GROUP * F::BYTES;
+    let group_bytes = job.k / F::BLOCK * F::BLOCK_BYTES;
     for group in groups {
         // SAFETY: the weight has this group.
         let weights =
@@ -153,10 +160,17 @@ pub(super) unsafe fn float<F: FloatFormat>(job: &Job<'_>, groups: Range<usize>) 
 /// Row `r` of a group times an activation row.
 fn float_dot<F: FloatFormat>(group: &[u8], r: usize, x: &[u8]) -> f32 {
     let mut acc = [0f32; 4];
-    let columns = group.chunks_exact(GROUP * F::BYTES).zip(x.chunks_exact(4));
-    for (c, (column, x)) in columns.enumerate() {
-        let x = f32::from_ne_bytes([x[0], x[1], x[2], x[3]]);
-        acc[c % 4] = F::value(&column[F::BYTES * r..]).mul_add(x, acc[c % 4]);
+    let blocks = group.chunks_exact(F::BLOCK_BYTES).zip(x.chunks_exact(4 * F::BLOCK));
+    for (b, (block, x)) in blocks.enumerate() {
+        let (scales, columns) = block.split_at(GROUP * F::SCALE_BYTES);
+        for (c, (column, x)) in columns.chunks_exact(GROUP * F::BYTES).zip(x.chunks_exact(4)).enumerate() {
+            let (c, x) = (F::BLOCK * b + c, f32::from_ne_bytes([x[0], x[1], x[2], x[3]]));
+            let mut w = F::value(&column[F::BYTES * r..]);
+            if F::SCALE_BYTES > 0 {
+                w *= single(scales, r);
+            }
+            acc[c % 4] = w.mul_add(x, acc[c % 4]);
+        }
     }
     (acc[0] + acc[1]) + (acc[2] + acc[3])
 }

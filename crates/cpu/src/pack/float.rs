@@ -1,21 +1,29 @@
-//! Formats that store every number by itself: packing is a transposition of 8 rows.
+//! Formats that store every number as a float: packing is a transposition of 8 rows.
 
 use half::{bf16, f16};
+use minfer_format::decode::e4m3;
 
 use super::GROUP;
 
-/// A storage format of single numbers.
+/// A storage format of floats.
 pub(crate) trait FloatFormat {
     /// Bytes of a number.
     const BYTES: usize;
+    /// Columns of a file block, which is one `f32` scale and then the numbers; 1 for numbers without a scale.
+    const BLOCK: usize = 1;
+    /// Bytes of a row's scale.
+    const SCALE_BYTES: usize = if Self::BLOCK > 1 { 4 } else { 0 };
+    /// Bytes of a group for one file block: 8 scales, then the numbers.
+    const BLOCK_BYTES: usize = GROUP * (Self::SCALE_BYTES + Self::BLOCK * Self::BYTES);
 
-    /// The number at the start of `bytes` (little endian), exactly.
+    /// The number at the start of `bytes` (little endian), exactly, without its scale.
     fn value(bytes: &[u8]) -> f32;
 }
 
 pub(crate) struct F32;
 pub(crate) struct F16;
 pub(crate) struct BF16;
+pub(crate) struct F8_E4M3;
 
 impl FloatFormat for F32 {
     const BYTES: usize = 4;
@@ -38,12 +46,27 @@ impl FloatFormat for BF16 {
     }
 }
 
-/// Packs up to 8 rows (`raw`, `row_bytes` each) into `[k][8]`; missing rows stay zero.
+impl FloatFormat for F8_E4M3 {
+    const BYTES: usize = 1;
+    const BLOCK: usize = 32;
+    fn value(b: &[u8]) -> f32 {
+        e4m3(b[0])
+    }
+}
+
+/// Packs up to 8 rows (`raw`, `row_bytes` each) into blocks of `[8 scales][columns][8]`; missing rows stay zero.
 pub(super) fn pack_group<F: FloatFormat>(raw: &[u8], row_bytes: usize, out: &mut [u8]) {
     out.fill(0);
+    let file_bytes = F::SCALE_BYTES + F::BLOCK * F::BYTES;
     for (r, row) in raw.chunks_exact(row_bytes).enumerate() {
-        for (number, to) in row.chunks_exact(F::BYTES).zip(out.chunks_exact_mut(GROUP * F::BYTES)) {
-            to[r * F::BYTES..][..F::BYTES].copy_from_slice(number);
+        for (block, out) in row.chunks_exact(file_bytes).zip(out.chunks_exact_mut(F::BLOCK_BYTES)) {
+            let (scale, numbers) = block.split_at(F::SCALE_BYTES);
+            let (scales, columns) = out.split_at_mut(GROUP * F::SCALE_BYTES);
+            scales[r * F::SCALE_BYTES..][..F::SCALE_BYTES].copy_from_slice(scale);
+            for (number, to) in numbers.chunks_exact(F::BYTES).zip(columns.chunks_exact_mut(GROUP * F::BYTES))
+            {
+                to[r * F::BYTES..][..F::BYTES].copy_from_slice(number);
+            }
         }
     }
 }

@@ -43,7 +43,7 @@ impl Format for Q4_0 {
     const SUB: Sub = Sub::None;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
+        out.scale[..2].copy_from_slice(&b[..2]);
         read_nibbles(&b[2..], &mut out.codes);
     }
 }
@@ -57,8 +57,8 @@ impl Format for Q4_1 {
     const SUB: Sub = Sub::None;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
-        out.min = negated(&b[2..4]);
+        out.scale[..2].copy_from_slice(&b[..2]);
+        out.min[..2].copy_from_slice(&negated(&b[2..4]));
         read_nibbles(&b[4..], &mut out.codes);
     }
 }
@@ -72,7 +72,7 @@ impl Format for Q5_0 {
     const SUB: Sub = Sub::None;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
+        out.scale[..2].copy_from_slice(&b[..2]);
         read_nibbles(&b[6..], &mut out.codes);
         add_fifth_bits(&b[2..6], &mut out.codes);
     }
@@ -87,8 +87,8 @@ impl Format for Q5_1 {
     const SUB: Sub = Sub::None;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
-        out.min = negated(&b[2..4]);
+        out.scale[..2].copy_from_slice(&b[..2]);
+        out.min[..2].copy_from_slice(&negated(&b[2..4]));
         read_nibbles(&b[8..], &mut out.codes);
         add_fifth_bits(&b[4..8], &mut out.codes);
     }
@@ -103,7 +103,7 @@ impl Format for Q8_0 {
     const SUB: Sub = Sub::None;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
+        out.scale[..2].copy_from_slice(&b[..2]);
         out.codes[..32].copy_from_slice(&b[2..34]);
     }
 }
@@ -117,7 +117,7 @@ impl Format for IQ4_NL {
     const SUB: Sub = Sub::None;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
+        out.scale[..2].copy_from_slice(&b[..2]);
         read_nibbles(&b[2..], &mut out.codes);
     }
 }
@@ -133,5 +133,41 @@ impl Format for MXFP4 {
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[0] = b[0];
         read_nibbles(&b[1..], &mut out.codes);
+    }
+}
+
+/// The scale and the bias, which is added: a minimum of the other sign.
+fn read_wide(b: &[u8], out: &mut FileBlock) {
+    out.scale.copy_from_slice(&b[..4]);
+    out.min.copy_from_slice(&b[4..8]);
+    out.min[3] ^= 0x80;
+}
+
+pub(crate) struct AFFINE4;
+impl Format for AFFINE4 {
+    const TYPE: BlockType = BlockType::AFFINE4;
+    const BITS: usize = 4;
+    const CODES: Codes = Codes::Offset(0);
+    const HEAD: Head = Head::WideScaleMin;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        read_wide(b, out);
+        read_nibbles(&b[8..], &mut out.codes);
+    }
+}
+
+/// Codes of 0..=255 times activations would overflow the i16 sums of the vector kernel, so they are kept less 128.
+pub(crate) struct AFFINE8;
+impl Format for AFFINE8 {
+    const TYPE: BlockType = BlockType::AFFINE8;
+    const BITS: usize = 8;
+    const CODES: Codes = Codes::SignedOffset(128);
+    const HEAD: Head = Head::WideScaleMin;
+    const SUB: Sub = Sub::None;
+
+    fn read(b: &[u8], out: &mut FileBlock) {
+        read_wide(b, out);
+        out.codes.iter_mut().zip(&b[8..40]).for_each(|(code, byte)| *code = byte ^ 0x80);
     }
 }

@@ -49,8 +49,8 @@ impl Format for Q2_K {
             *sub = [b[2 * i], b[2 * i + 1]];
         }
         read_two_bits(&b[16..80], |column, q| out.codes[column] = q);
-        out.scale = [b[80], b[81]];
-        out.min = [b[82], b[83]];
+        out.scale[..2].copy_from_slice(&b[80..82]);
+        out.min[..2].copy_from_slice(&b[82..84]);
     }
 }
 
@@ -72,7 +72,7 @@ impl Format for Q3_K {
             let top = scales[8 + i % 4] >> (2 * (i / 4)) & 3;
             out.sub[i / 2][i % 2] = (low | top << 4).wrapping_sub(32);
         }
-        out.scale = [b[108], b[109]];
+        out.scale[..2].copy_from_slice(&b[108..110]);
     }
 }
 
@@ -85,8 +85,8 @@ impl Format for Q4_K {
     const SUB: Sub = Sub::ScaleMin;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
-        out.min = [b[2], b[3]];
+        out.scale[..2].copy_from_slice(&b[..2]);
+        out.min[..2].copy_from_slice(&b[2..4]);
         read_scale_min_k4(&b[4..16], &mut out.sub);
         read_four_bits(&b[16..144], &mut out.codes);
     }
@@ -101,8 +101,8 @@ impl Format for Q5_K {
     const SUB: Sub = Sub::ScaleMin;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
-        out.min = [b[2], b[3]];
+        out.scale[..2].copy_from_slice(&b[..2]);
+        out.min[..2].copy_from_slice(&b[2..4]);
         read_scale_min_k4(&b[4..16], &mut out.sub);
         read_four_bits(&b[48..176], &mut out.codes);
         for (column, code) in out.codes.iter_mut().enumerate() {
@@ -130,7 +130,7 @@ impl Format for Q6_K {
         for (i, scale) in b[192..208].iter().enumerate() {
             out.sub[i / 2][i % 2] = *scale;
         }
-        out.scale = [b[208], b[209]];
+        out.scale[..2].copy_from_slice(&b[208..210]);
     }
 }
 
@@ -143,7 +143,7 @@ impl Format for IQ4_XS {
     const SUB: Sub = Sub::Scale;
 
     fn read(b: &[u8], out: &mut FileBlock) {
-        out.scale = [b[0], b[1]];
+        out.scale[..2].copy_from_slice(&b[..2]);
         let high = u16::from_le_bytes([b[2], b[3]]);
         for i in 0..8 {
             let low = b[4 + i / 2] >> (4 * (i % 2)) & 15;

@@ -15,6 +15,8 @@ pub(crate) const BLOCK: usize = 32;
 pub(crate) enum Codes {
     /// Bytes in two's complement.
     Signed,
+    /// Bytes in two's complement, this much too small.
+    SignedOffset(i16),
     /// Unsigned, this much too large.
     Offset(i16),
     /// Numbers of a table with 16 entries.
@@ -30,6 +32,8 @@ pub(crate) enum Head {
     Scale,
     /// `f16` scale and `f16` minimum, which is subtracted.
     ScaleMin,
+    /// `f32` scale and `f32` minimum, which is subtracted.
+    WideScaleMin,
     /// A power of two as the exponent byte of MX formats, halved (codes are doubled).
     Exponent,
 }
@@ -50,11 +54,17 @@ pub(crate) enum Sub {
 }
 
 impl Head {
+    /// Whether there is a minimum.
+    pub(crate) const fn has_min(self) -> bool {
+        matches!(self, Head::ScaleMin | Head::WideScaleMin)
+    }
+
     /// Bytes of a row.
     pub(crate) const fn bytes(self) -> usize {
         match self {
             Head::Scale => 2,
             Head::ScaleMin => 4,
+            Head::WideScaleMin => 8,
             Head::Exponent => 1,
         }
     }
@@ -121,17 +131,17 @@ pub(crate) trait Format {
 pub(crate) struct FileBlock {
     /// Stored codes in column order, `TYPE.block_len()` of them.
     pub(crate) codes: [u8; 256],
-    /// The scale as stored (one byte for [`Head::Exponent`]).
-    pub(crate) scale: [u8; 2],
+    /// The scale as stored: four bytes for [`Head::WideScaleMin`], one for [`Head::Exponent`], else two.
+    pub(crate) scale: [u8; 4],
     /// The minimum as stored, with the sign that makes it subtracted.
-    pub(crate) min: [u8; 2],
+    pub(crate) min: [u8; 4],
     /// Sub-scales of each 32 columns, as [`Sub`] says.
     pub(crate) sub: [[u8; 2]; 8],
 }
 
 impl FileBlock {
     pub(crate) const fn new() -> FileBlock {
-        FileBlock { codes: [0; 256], scale: [0; 2], min: [0; 2], sub: [[0; 2]; 8] }
+        FileBlock { codes: [0; 256], scale: [0; 4], min: [0; 4], sub: [[0; 2]; 8] }
     }
 }
 

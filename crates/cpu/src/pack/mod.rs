@@ -6,12 +6,13 @@
 //! `matmul`; where the bytes come from and who packs in parallel is the caller's business.
 //!
 //! A stream of one group, for `k` numbers a row (the sizes are in `layout`):
-//! * float formats: `[k][8 rows]` numbers as in the file;
+//! * float formats: `[k][8 rows]` numbers as in the file; those with scales, per file block `[scales of 8 rows]` first;
 //! * quantised formats: per file block `[head of 8 rows]`, then per 32 columns `[sub-scales of 8 rows][codes]`.
 //!
 //! Rows past `n` in the last group are all zero bytes.
 
 mod buffer;
+#[allow(non_camel_case_types)]
 mod float;
 #[allow(non_camel_case_types)]
 mod formats;
@@ -36,8 +37,8 @@ pub const GROUP: usize = 8;
 macro_rules! with_format {
     ($ty:expr, quant $F:ident => $quant:expr, float $G:ident => $float:expr) => {
         $crate::pack::with_format!(@match $ty, $F, $quant, $G, $float;
-            quant: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4;
-            float: F32 F16 BF16)
+            quant: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 AFFINE4 AFFINE8;
+            float: F32 F16 BF16 F8_E4M3)
     };
     (@match $ty:expr, $F:ident, $quant:expr, $G:ident, $float:expr; quant: $($q:ident)*; float: $($f:ident)*) => {
         match $ty {
@@ -50,8 +51,8 @@ pub(crate) use with_format;
 
 /// The types that stand for formats, named as the formats are.
 pub(crate) mod types {
-    pub(crate) use super::float::{BF16, F16, F32};
-    pub(crate) use super::formats::{IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+    pub(crate) use super::float::{BF16, F8_E4M3, F16, F32};
+    pub(crate) use super::formats::{AFFINE4, AFFINE8, IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
     pub(crate) use super::formats_k::{IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
 }
 
@@ -105,7 +106,7 @@ pub fn group_bytes(ty: BlockType, k: usize) -> Option<usize> {
     }
     let per_block = with_format!(ty,
         quant F => F::BLOCK_BYTES,
-        float F => GROUP * F::BYTES);
+        float F => F::BLOCK_BYTES);
     (k / ty.block_len()).checked_mul(per_block)
 }
 

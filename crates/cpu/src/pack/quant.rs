@@ -25,10 +25,14 @@ pub(super) fn pack_group<F: Format>(raw: &[u8], row_bytes: usize, out: &mut [u8]
 fn put_head<F: Format>(block: &FileBlock, r: usize, head: &mut [u8]) {
     match F::HEAD {
         Head::Exponent => head[r] = block.scale[0],
-        Head::Scale => head[2 * r..][..2].copy_from_slice(&block.scale),
+        Head::Scale => head[2 * r..][..2].copy_from_slice(&block.scale[..2]),
         Head::ScaleMin => {
-            head[2 * r..][..2].copy_from_slice(&block.scale);
-            head[2 * (GROUP + r)..][..2].copy_from_slice(&block.min);
+            head[2 * r..][..2].copy_from_slice(&block.scale[..2]);
+            head[2 * (GROUP + r)..][..2].copy_from_slice(&block.min[..2]);
+        }
+        Head::WideScaleMin => {
+            head[4 * r..][..4].copy_from_slice(&block.scale);
+            head[4 * (GROUP + r)..][..4].copy_from_slice(&block.min);
         }
     }
 }

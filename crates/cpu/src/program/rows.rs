@@ -133,6 +133,7 @@ impl<'a> Row<'a> {
                 | Op::Repeat(_)
                 | Op::StreamSum(_)
                 | Op::RopeTail(_)
+                | Op::RoundTrip(_)
                 | Op::StreamDot(_)
                 | Op::StreamMul(_)
                 | Op::StreamAdd(_)

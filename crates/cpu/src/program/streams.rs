@@ -21,6 +21,7 @@ impl Row<'_> {
                 Op::Slice(s) => slice(s, x, out),
                 Op::Repeat(_) => out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x)),
                 Op::StreamSum(s) => k.stream_sum(x, s.scale, out),
+                Op::RoundTrip(r) => k.round_trip(r, x, out),
                 Op::RopeTail(r) => rope_tail(k, r, x, self.f32(1), out),
                 Op::StreamDot(s) => k.stream_dot(x, self.f32(1), s.scale, out),
                 Op::StreamMul(_) => k.stream_mul(x, self.f32(1), out),

@@ -105,7 +105,14 @@ fn one_bad_id_of_several_is_an_error() {
 fn heads_have_matrices_of_their_own() {
     const HEADS: usize = 3;
     let (n, k) = (20, 64);
-    for (ty, tolerance) in [(BlockType::BF16, 1e-4), (BlockType::Q8_0, 0.1), (BlockType::Q4_0, 0.1)] {
+    for (ty, tolerance) in [
+        (BlockType::BF16, 1e-4),
+        (BlockType::F8_E4M3, 1e-4),
+        (BlockType::Q8_0, 0.1),
+        (BlockType::Q4_0, 0.1),
+        (BlockType::AFFINE4, 0.1),
+        (BlockType::AFFINE8, 0.1),
+    ] {
         let mut b = GraphBuilder::new();
         let ids = per_row(&mut b, "ids");
         let parts = ["a", "b", "c"].map(|name| table(&mut b, ids, name, k));

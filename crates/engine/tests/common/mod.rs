@@ -5,6 +5,7 @@ pub mod chain;
 pub mod flaky;
 pub mod parts;
 pub mod play;
+pub mod quantised;
 pub mod schedule;
 pub mod tiny;
 

@@ -1,10 +1,11 @@
 //! Exact decoding of stored blocks into `f32`: the readable definition of every format.
 //!
 //! In: whole blocks of one [`BlockType`]. Out: the numbers, equal bit for bit to what the Python package
-//! `gguf` computes (`tests/decode.rs` compares them). The kernels of every device are tested against
+//! `gguf` computes, torch and numpy for types that it does not have (`tests/decode.rs` compares them). The kernels of every device are tested against
 //! these functions, so they favour plainness over speed. A format is one function in the file of its
 //! family and one line in `DECODERS`.
 
+mod affine;
 mod float;
 mod iq4;
 mod k_quants;
@@ -14,10 +15,12 @@ use half::f16;
 
 use crate::block::BlockType;
 
+pub use float::e4m3;
+
 /// Decodes whole blocks; the lengths have been checked.
 type Decoder = fn(&[u8], &mut [f32]);
 
-const DECODERS: [(BlockType, Decoder); 16] = [
+const DECODERS: [(BlockType, Decoder); 19] = [
     (BlockType::F32, float::f32),
     (BlockType::F16, float::f16),
     (BlockType::BF16, float::bf16),
@@ -34,6 +37,9 @@ const DECODERS: [(BlockType, Decoder); 16] = [
     (BlockType::IQ4_NL, iq4::iq4_nl),
     (BlockType::IQ4_XS, iq4::iq4_xs),
     (BlockType::MXFP4, iq4::mxfp4),
+    (BlockType::F8_E4M3, float::f8_e4m3),
+    (BlockType::AFFINE4, affine::affine4),
+    (BlockType::AFFINE8, affine::affine8),
 ];
 
 /// Why blocks cannot be decoded: the caller's lengths do not fit each other.
@@ -88,6 +94,11 @@ fn each_block<const BYTES: usize, const LEN: usize>(
     for (stored, numbers) in bytes.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<LEN>().0) {
         block(stored, numbers);
     }
+}
+
+/// The single-precision number at `at`.
+fn single(bytes: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 /// The half-precision number at `at`.

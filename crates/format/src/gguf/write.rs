@@ -99,6 +99,9 @@ impl<'a> GgufWriter<'a> {
                 limits::MAX_DIMS
             ));
         }
+        if !ty.is_ggml() {
+            return refuse(format!("{ty} is not a type of GGUF files"));
+        }
         let (k, outer) = shape.split_last().map_or((1, shape), |(&k, outer)| (k, outer));
         let bytes = ty.row_bytes(k).and_then(|row| outer.iter().try_fold(row, |n, &d| n.checked_mul(d)));
         match bytes {

@@ -1,11 +1,13 @@
 //! Hugging Face model directories: `config.json` and its neighbours, and weights in safetensors files.
 //!
 //! In: a directory. Out: an [`HfDir`] with the parsed JSON files and a checked list of all tensors.
-//! [`safetensors`] reads one weight file, `index` the list of shards, `json` bounded JSON. What the fields
-//! of a configuration mean, and reading `tokenizer.json`, does not belong here.
+//! [`safetensors`] reads one weight file, `index` the list of shards, `json` bounded JSON; [`packed`] gathers
+//! quantised weights, which are spread over several tensors, into blocks. What the fields of a configuration mean
+//! (but for how its weights are quantised), and reading `tokenizer.json`, does not belong here.
 
 mod index;
 mod json;
+pub mod packed;
 pub mod safetensors;
 
 use std::fs;
@@ -19,6 +21,7 @@ use crate::error::{Error, shown};
 use crate::limits;
 
 pub use ::safetensors::Dtype;
+pub use packed::Packed;
 pub use safetensors::{HfTensor, Safetensors};
 
 const SINGLE: &str = "model.safetensors";

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use super::TablePart;
 use crate::bytes::TensorBytes;
 use crate::error::Error;
+use crate::hf::Packed;
 
 /// Rows that one reader takes at a time.
 const BATCH: usize = 32;
@@ -24,6 +25,7 @@ pub(super) struct Place {
 enum Source {
     File { path: PathBuf, file: File, offset: u64 },
     Bytes(TensorBytes),
+    Packed(Packed),
 }
 
 struct Job {
@@ -49,6 +51,7 @@ impl Readers {
     pub(super) fn open(parts: Vec<TablePart>, row_bytes: usize, readers: usize) -> Result<Readers, Error> {
         let source = |part| match part {
             TablePart::Bytes(bytes) => Ok(Source::Bytes(bytes)),
+            TablePart::Packed(packed) => Ok(Source::Packed(packed)),
             TablePart::File { path, offset, .. } => match File::open(&path) {
                 Ok(file) => Ok(Source::File { path, file, offset }),
                 Err(e) => Err(Error::io(&path, e)),
@@ -140,6 +143,7 @@ impl Shared {
                     let start = start as usize;
                     row.copy_from_slice(&bytes[start..start + self.row_bytes]);
                 }
+                Source::Packed(packed) => packed.unpack(place.row..place.row + 1, row)?,
             }
         }
         Ok(bytes)

@@ -1,7 +1,7 @@
 //! Nodes of compression, of attention over windows and compressed rows, and of their routing.
 
 use super::GraphBuilder;
-use crate::compressed::{AttendWindow, Compress, ExpertWeights, StorePart};
+use crate::compressed::{AttendWindow, Compress, ExpertWeights, RoundTrip, StorePart};
 use crate::graph::{StateId, ValueId, WeightId};
 use crate::op::Op;
 use crate::payload::{Rope, RopeStyle};
@@ -70,5 +70,10 @@ impl GraphBuilder {
     /// Weights of experts that are already chosen.
     pub fn expert_weights(&mut self, logits: ValueId, ids: ValueId, weights: ExpertWeights) -> ValueId {
         self.one(Op::ExpertWeights(weights), &[logits, ids], None, None, "expert_weights")
+    }
+
+    /// Groups of each row, rounded to a small float format and back.
+    pub fn round_trip(&mut self, x: ValueId, round: RoundTrip) -> ValueId {
+        self.one(Op::RoundTrip(round), &[x], None, None, "rounded")
     }
 }

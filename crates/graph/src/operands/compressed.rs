@@ -1,7 +1,7 @@
 //! Operands of compression, of attention over windows and compressed rows, and of their routing.
 
 use super::Operands;
-use crate::compressed::{AttendWindow, Compress, StorePart};
+use crate::compressed::{AttendWindow, Compress, RoundFormat, RoundTrip, StorePart};
 use crate::types::{DType, ValueType};
 
 impl Operands<'_> {
@@ -44,6 +44,21 @@ impl Operands<'_> {
             }
             _ => Err(format!("{x} as part {} of state of widths {widths:?}", s.part)),
         }
+    }
+
+    pub(crate) fn round_trip(&self, r: &RoundTrip) -> Result<Vec<ValueType>, String> {
+        let x = self.float(0)?;
+        let whole = |len: usize, block: usize| block > 0 && len > 0 && len.is_multiple_of(block);
+        let fits = match r.format {
+            RoundFormat::Fp8 { block, from, len } => {
+                whole(len, block) && from.checked_add(len).is_some_and(|end| end <= r.group)
+            }
+            RoundFormat::Fp4Hadamard { block } => r.group.is_power_of_two() && whole(r.group, block),
+        };
+        if fits && whole(x.shape.last(), r.group) {
+            return Ok(vec![x.clone()]);
+        }
+        Err(format!("{x} does not fit {r:?}"))
     }
 
     pub(crate) fn attend_window(&self, a: &AttendWindow) -> Result<Vec<ValueType>, String> {

@@ -46,7 +46,7 @@ pub(super) unsafe fn quant<F: Format>(job: &Job<'_>, groups: Range<usize>) {
 /// As [`super::MatmulFn`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn float<F: FloatLoad>(job: &Job<'_>, groups: Range<usize>) {
-    let group_bytes = job.k * GROUP * F::BYTES;
+    let group_bytes = job.k / F::BLOCK * F::BLOCK_BYTES;
     // SAFETY: as in `quant`.
     unsafe {
         for_tiles(job, groups, 4 * job.k, group_bytes, |weights, group, row, rows| match rows {

@@ -70,7 +70,7 @@ unsafe fn add_block<F: Format>(block: &Block, x: *const u8, k: usize, column: us
         let sums = _mm256_set1_epi32(x.add(k + k / 8 + column / 8).cast::<i32>().read_unaligned());
         let dot = integer_dot::<F>(block, x.add(column), sums);
         let acc = _mm256_fmadd_ps(_mm256_mul_ps(block.scale, x_scale), _mm256_cvtepi32_ps(dot), acc);
-        if !matches!(F::HEAD, Head::ScaleMin) {
+        if !F::HEAD.has_min() {
             return acc;
         }
         let min_dot = _mm256_madd_epi16(sums, block.min_factors);
@@ -138,19 +138,20 @@ unsafe fn offset_correction<F: Format>(block: &Block, sums: __m256i) -> __m256i 
             Codes::Offset(offset) | Codes::OffsetTable(_, offset) => {
                 _mm256_madd_epi16(sums, _mm256_set1_epi16(-offset))
             }
+            Codes::SignedOffset(offset) => _mm256_madd_epi16(sums, _mm256_set1_epi16(offset)),
         }
     }
 }
 
 const fn is_signed<F: Format>() -> bool {
-    matches!(F::CODES, Codes::Signed | Codes::SignedTable(_))
+    matches!(F::CODES, Codes::Signed | Codes::SignedOffset(_) | Codes::SignedTable(_))
 }
 
 /// How many results of `maddubs` fit into i16 when added: a power of two, 4 at most where 16 columns have a
 /// factor of their own.
 const fn sums_in_i16<F: Format>() -> usize {
     let largest: usize = match F::CODES {
-        Codes::Signed | Codes::SignedTable(_) => 128,
+        Codes::Signed | Codes::SignedOffset(_) | Codes::SignedTable(_) => 128,
         Codes::Offset(_) => (1 << F::BITS) - 1,
         Codes::OffsetTable(table, _) => {
             let (mut i, mut largest) = (0, 0);

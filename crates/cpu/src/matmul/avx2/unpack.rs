@@ -33,6 +33,7 @@ pub(super) unsafe fn head<F: Format>(p: *const u8) -> (__m256, __m256) {
         match F::HEAD {
             Head::Scale => (halves(p), _mm256_setzero_ps()),
             Head::ScaleMin => (halves(p), halves(p.add(2 * GROUP))),
+            Head::WideScaleMin => (_mm256_loadu_ps(p.cast()), _mm256_loadu_ps(p.add(4 * GROUP).cast())),
             Head::Exponent => (exponents(p), _mm256_setzero_ps()),
         }
     }
@@ -175,7 +176,7 @@ unsafe fn values<F: Format>(mut codes: [__m256i; 8]) -> [__m256i; 8] {
     // SAFETY: the tables have 16 bytes.
     unsafe {
         let table = match F::CODES {
-            Codes::Signed | Codes::Offset(_) => return codes,
+            Codes::Signed | Codes::SignedOffset(_) | Codes::Offset(_) => return codes,
             Codes::SignedTable(table) => _mm_loadu_si128(table.as_ptr().cast()),
             Codes::OffsetTable(table, _) => _mm_loadu_si128(table.as_ptr().cast()),
         };
