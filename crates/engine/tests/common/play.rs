@@ -240,7 +240,9 @@ impl Play<'_> {
     fn go_on(&mut self, id: SequenceId, n: usize) {
         self.seed += 1;
         let n = n.min(self.setup.context - self.len(id));
-        self.append(&[(id, ids(n, self.seed), Part { which: 0, n, window: false, all: true })]);
+        if n > 0 {
+            self.append(&[(id, ids(n, self.seed), Part { which: 0, n, window: false, all: true })]);
+        }
     }
 
     pub fn restore(&mut self, id: SequenceId, way: Way, n: usize) {
