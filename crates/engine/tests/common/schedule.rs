@@ -41,11 +41,11 @@ impl Family {
     }
 
     pub fn dense() -> Family {
-        Family { recurrent: false, ..Family::new("qwen3", Tiny::new(BlockType::F32, false).open(), 24) }
+        Family { recurrent: false, ..Family::new("qwen3", Tiny::new(BlockType::F32, false).open(), 12) }
     }
 
     pub fn qwen4_exp() -> Family {
-        Family::oracle("qwen4_exp", 24)
+        Family::oracle("qwen4_exp", 20)
     }
 
     pub fn glm5_next() -> Family {
