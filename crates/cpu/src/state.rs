@@ -38,7 +38,6 @@ pub(crate) fn open(shared: Arc<Shared>, spec: &StateSpec) -> Result<Arc<dyn Stat
 pub(crate) struct PagedState {
     shared: Arc<Shared>,
     format: KvFormat,
-    pages: usize,
     parts: Vec<Part>,
     bytes: StreamBytes,
 }
@@ -46,7 +45,9 @@ pub(crate) struct PagedState {
 /// Where a part lies.
 struct Part {
     kind: PagedPart,
-    /// Byte of its first page.
+    /// Numbers of the pages in which it has rows.
+    pages: Range<usize>,
+    /// Byte of the first of them.
     start: usize,
     page_bytes: usize,
 }
@@ -57,12 +58,12 @@ impl PagedState {
         let mut start = 0;
         let part = |&kind: &PagedPart| {
             let page_bytes = spec.format.row_bytes(kind.width) * kind.rows(PAGE);
-            let part = Part { kind, start, page_bytes };
-            start += page_bytes * spec.pages;
+            let part = Part { kind, pages: spec.part_pages(&kind), start, page_bytes };
+            start += page_bytes * part.pages.len();
             part
         };
         let parts = parts.iter().map(part).collect();
-        PagedState { shared, format: spec.format, pages: spec.pages, parts, bytes }
+        PagedState { shared, format: spec.format, parts, bytes }
     }
 
     /// Numbers per row of a part.
@@ -70,19 +71,20 @@ impl PagedState {
         self.parts[part].kind.width
     }
 
-    /// The row of a part that belongs to the position in this slot.
+    /// Numbers of the pages in which a part has rows.
+    pub(crate) fn pages(&self, part: usize) -> Range<usize> {
+        self.parts[part].pages.clone()
+    }
+
+    /// The row of a part that belongs to the position in this slot of one of its pages.
     pub(crate) fn row(&self, part: usize, slot: usize) -> usize {
-        self.parts[part].kind.row(slot)
+        let Part { kind, pages, .. } = &self.parts[part];
+        kind.row(slot - pages.start * PAGE)
     }
 
     /// Number of parts.
     pub(crate) fn parts(&self) -> usize {
         self.parts.len()
-    }
-
-    /// Slots of the cache.
-    pub(crate) fn slots(&self) -> usize {
-        self.pages * PAGE
     }
 
     /// Keys (part 0) and values for reading. The parts exist, as graph validation has checked.
@@ -100,8 +102,8 @@ impl PagedState {
     /// # Safety
     /// The caller runs under the stream lock, and nobody writes the slots that it reads meanwhile.
     pub(crate) unsafe fn rows(&self, part: usize) -> CacheRows<'_> {
-        let Part { start, page_bytes, .. } = self.parts[part];
-        let len = page_bytes * self.pages;
+        let Part { start, page_bytes, ref pages, .. } = self.parts[part];
+        let len = page_bytes * pages.len();
         // SAFETY: the range lies inside the allocation, which is aligned to 64, behind whole
         // rows, so both element types are aligned; any bits are valid numbers.
         unsafe {
@@ -116,15 +118,17 @@ impl PagedState {
     /// Where the first `rows` rows of a page lie, part by part.
     fn ranges(&self, page: u32, rows: usize) -> Result<Vec<Range<usize>>, DeviceError> {
         let index = page as usize;
-        if index >= self.pages || rows > PAGE {
-            let why = format!("{rows} rows of page {page}: there are {} pages of {PAGE}", self.pages);
+        let parts: Vec<&Part> = self.parts.iter().filter(|p| p.pages.contains(&index)).collect();
+        if parts.is_empty() || rows > PAGE {
+            let pages = self.parts.iter().map(|p| p.pages.end).max().unwrap_or(0);
+            let why = format!("{rows} rows of page {page}: there are {pages} pages of {PAGE}");
             return Err(DeviceError::Failed(why));
         }
         let range = |part: &Part| {
-            let at = part.start + index * part.page_bytes;
+            let at = part.start + (index - part.pages.start) * part.page_bytes;
             at..at + part.kind.rows(rows) * self.format.row_bytes(part.kind.width)
         };
-        Ok(self.parts.iter().map(range).collect())
+        Ok(parts.into_iter().map(range).collect())
     }
 
     /// The row of a part that belongs to the position in a slot, for writing, as a cache of one row.
@@ -132,10 +136,10 @@ impl PagedState {
     /// # Safety
     /// The caller runs under the stream lock, the slot is inside the cache, and nobody else uses it meanwhile.
     pub(crate) unsafe fn slot_mut(&self, part: usize, slot: usize) -> CacheRowsMut<'_> {
-        let Part { kind, start, .. } = self.parts[part];
-        let (width, row) = (kind.width, kind.row(slot));
+        let Part { kind, start, ref pages, .. } = self.parts[part];
+        let (width, row) = (kind.width, self.row(part, slot));
         let bytes = self.format.row_bytes(width);
-        debug_assert!(slot < self.slots());
+        debug_assert!(pages.contains(&(slot / PAGE)));
         // SAFETY: as in `rows`, for one row; rows are whole elements, so it is aligned.
         unsafe {
             let at = self.bytes.base().add(start + row * bytes);
@@ -149,17 +153,14 @@ impl PagedState {
 
 impl StateBuffer for PagedState {
     fn copy_page(&self, from: u32, to: u32) -> Result<(), DeviceError> {
-        let (from, to) = (from as usize, to as usize);
-        if from.max(to) >= self.pages {
-            return Err(DeviceError::Failed(format!("page {} of {}", from.max(to), self.pages)));
+        let (from, to) = (self.ranges(from, PAGE)?, self.ranges(to, PAGE)?);
+        if from.iter().map(Range::len).ne(to.iter().map(Range::len)) {
+            return Err(DeviceError::Failed("a page of a window and another one".to_string()));
         }
         let _stream = self.shared.stream();
         // SAFETY: the stream lock is held.
         let bytes = unsafe { self.bytes.exclusive() };
-        for &Part { start, page_bytes, .. } in &self.parts {
-            let from = start + from * page_bytes;
-            bytes.copy_within(from..from + page_bytes, start + to * page_bytes);
-        }
+        from.into_iter().zip(to).for_each(|(from, to)| bytes.copy_within(from, to.start));
         Ok(())
     }
 
@@ -291,7 +292,12 @@ mod tests {
     use crate::{CpuDevice, Isa};
 
     fn spec(kind: StateKind, format: KvFormat) -> StateSpec {
-        StateSpec { decl: StateDecl { name: "s".to_string(), layer: 0, kind }, format, pages: 3 }
+        StateSpec {
+            decl: StateDecl { name: "s".to_string(), layer: 0, kind },
+            format,
+            pages: 3,
+            window_pages: 0,
+        }
     }
 
     fn read(state: &dyn StateBuffer, unit: u32, rows: usize) -> Vec<u8> {
@@ -308,13 +314,13 @@ mod tests {
             {
                 let spec = spec(kind, format);
                 let state = device.open_state(&spec).unwrap();
-                let len = spec.unit_bytes(whole).unwrap();
+                let len = spec.unit_bytes(0, whole).unwrap();
                 assert_eq!(len * spec.pages, spec.bytes().unwrap());
                 let fill =
                     |unit: u32| (0..len).map(|i| (i * 31 + unit as usize * 7) as u8).collect::<Vec<_>>();
                 (0..3).for_each(|unit| state.write(unit, whole, &fill(unit)).unwrap());
                 let part = read(&*state, 0, rows);
-                assert_eq!(part.len(), spec.unit_bytes(rows).unwrap());
+                assert_eq!(part.len(), spec.unit_bytes(0, rows).unwrap());
                 state.write(2, rows, &part).unwrap();
                 assert_eq!(read(&*state, 2, rows), part);
                 assert_eq!((read(&*state, 0, whole), read(&*state, 1, whole)), (fill(0), fill(1)));

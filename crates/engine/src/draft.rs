@@ -8,6 +8,8 @@ use minfer_runtime::{
     Executor, ExecutorOptions, Progress, RuntimeError, StateSpec, StepOutputs, WeightSource,
 };
 
+use crate::block_table::BlockTable;
+use crate::engine::takes;
 use crate::error::EngineError;
 use crate::options::EngineOptions;
 use crate::sequence::Sequence;
@@ -43,12 +45,14 @@ pub(crate) struct Opening<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) source: &'a dyn WeightSource,
     pub(crate) pages: usize,
+    pub(crate) window_pages: usize,
 }
 
 impl Opening<'_> {
     fn executor(&self, graph: Graph, max: Bind, progress: Progress<'_>) -> Result<Executor, EngineError> {
         let format = self.options.kv_format;
-        let spec = |decl: &_| StateSpec { decl: Clone::clone(decl), format, pages: self.pages };
+        let (pages, window_pages) = (self.pages, self.window_pages);
+        let spec = |decl: &_| StateSpec { decl: Clone::clone(decl), format, pages, window_pages };
         let states: Vec<_> = graph.states.iter().map(spec).collect();
         let placed = Placed::new(graph, self.options.devices.clone(), self.policy)?;
         let options = ExecutorOptions { max, ..self.options.executor() };
@@ -198,17 +202,23 @@ fn run_rows<'e>(
     let rows = tokens.len();
     let to_i32 = |x: &[u32]| x.iter().map(|&v| v as i32).collect::<Vec<i32>>();
     let positions: Vec<i32> = (start..start + rows).map(|p| p as i32).collect();
-    let slots: Vec<i32> = (start..start + rows).map(|p| sequence.slot(p)).collect();
-    let [a, b] = further;
-    let inputs: [(&str, &[i32]); 7] = [
-        ("tokens", &to_i32(tokens)),
+    let slots_in = |table: &BlockTable| (start..start + rows).map(|p| table.slot(p)).collect::<Vec<i32>>();
+    let recent = &sequence.state.recent;
+    let page_in = |table: &BlockTable, at: usize| table.page(at).map_or(-1, |page| page as i32);
+    let pages_in = |table| (0..sequence.table.end()).map(|at| page_in(table, at)).collect::<Vec<i32>>();
+    let (tokens, slots, table_at) = (to_i32(tokens), slots_in(&sequence.table), vec![0; rows]);
+    let (pages, window_slots, window_pages) = (pages_in(&sequence.table), slots_in(recent), pages_in(recent));
+    let mut inputs: Vec<(&str, &[i32])> = vec![
+        ("tokens", &tokens),
         ("positions", &positions),
         ("slots", &slots),
-        ("table_at", &vec![0; rows]),
-        ("pages", &to_i32(&sequence.pages)),
-        a,
-        b,
+        ("table_at", &table_at),
+        ("pages", &pages),
     ];
+    inputs.extend(further);
+    if takes(executor, "window_slots") {
+        inputs.extend([("window_slots", &window_slots[..]), ("window_pages", &window_pages[..])]);
+    }
     executor.execute(Bind { rows, outs }, &inputs)
 }
 

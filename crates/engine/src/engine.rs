@@ -7,20 +7,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use minfer_format::table::TableCounters;
-use minfer_graph::{PAGE, StateKind, WeightDecl};
+use minfer_graph::{PAGE, StateDecl, StateKind, WeightDecl};
 use minfer_model::{Checkpoint, Hyper};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{
     Counters, Device, Executor, OpenOptions, Progress, Registry, SourceError, StateSpec, WeightSource,
 };
 
+use crate::block_table::PageCopy;
 use crate::draft::{Draft, DraftRows, Drafted, Opening};
 use crate::error::EngineError;
 use crate::ngrams::Ngrams;
 use crate::options::EngineOptions;
 use crate::pages::PagePool;
 use crate::reuse::ReuseCounters;
-use crate::sequence::{PageCopy, Sequence, SequenceId};
+use crate::sequence::{Sequence, SequenceId};
 use crate::session::Session;
 use crate::snapshot::Origin;
 use crate::states::Recurrent;
@@ -135,17 +136,17 @@ impl Engine {
             true => loaded.graph_with_streams(model, pages)?,
             false => loaded.graph(model, pages)?,
         };
-        let recurrent = graph.states.iter().any(|s| matches!(s.kind, StateKind::Recurrent { .. }));
-        let recurrent = recurrent.then(|| Recurrent::new(&options));
-        let units = |kind: &StateKind| match kind {
-            StateKind::Recurrent { .. } => recurrent.as_ref().map_or(0, Recurrent::slots),
-            _ => pages,
+        let is_recurrent = |s: &StateDecl| matches!(s.kind, StateKind::Recurrent { .. });
+        let window = graph.states.iter().filter_map(|s| s.kind.window()).max();
+        let recurrent = window.is_some() || graph.states.iter().any(is_recurrent);
+        let recurrent = recurrent.then(|| Recurrent::new(&options, window, pages));
+        let window_pages = recurrent.as_ref().map_or(0, Recurrent::recent_pages);
+        let spec = |decl: &StateDecl| {
+            let slots = recurrent.as_ref().map_or(0, Recurrent::slots);
+            let pages = if is_recurrent(decl) { slots } else { pages };
+            StateSpec { decl: decl.clone(), format: options.kv_format, pages, window_pages }
         };
-        let states: Vec<StateSpec> = graph
-            .states
-            .iter()
-            .map(|decl| StateSpec { decl: decl.clone(), format: options.kv_format, pages: units(&decl.kind) })
-            .collect();
+        let states: Vec<StateSpec> = graph.states.iter().map(spec).collect();
         let policy = Policy {
             kv_format: options.kv_format,
             gpu_layers: options.gpu_layers,
@@ -154,8 +155,14 @@ impl Engine {
         let placed = Placed::new(graph, options.devices.clone(), &policy)?;
         let source = Source(model);
         let executor = Executor::open(placed, &states, &source, options.executor(), progress)?;
-        let opening =
-            Opening { trunk: &executor, options: &options, policy: &policy, source: &source, pages };
+        let opening = Opening {
+            trunk: &executor,
+            options: &options,
+            policy: &policy,
+            source: &source,
+            pages,
+            window_pages,
+        };
         let draft = match options.draft {
             true => Draft::open(&*loaded, model, &opening, progress)?,
             false => None,
@@ -165,7 +172,7 @@ impl Engine {
             hyper,
             origin,
             executor,
-            pool: PagePool::new(pages),
+            pool: PagePool::new(0, pages),
             recurrent,
             ngrams: Ngrams::open(&*loaded, model, options.table)?,
             draft,
@@ -259,10 +266,10 @@ impl Engine {
         parent.check_no_window()?;
         let child = Sequence {
             tokens: parent.tokens.clone(),
-            pages: parent.pages.clone(),
+            table: parent.table.clone(),
             state: parent.state.clone(),
         };
-        child.pages.iter().for_each(|&p| self.pool.share(p));
+        child.table.share(&mut self.pool);
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.share(&child.state);
         }
@@ -286,7 +293,7 @@ impl Engine {
             kept = recurrent.go_back(&mut sequence.state, len);
         }
         sequence.tokens.truncate(kept);
-        sequence.trim(&mut self.pool);
+        self.trim(id);
         self.reuse.asked += len as u64;
         self.reuse.kept += kept as u64;
         Ok(kept)
@@ -309,7 +316,7 @@ impl Engine {
             recurrent.settle(&mut sequence.state, window, keep);
         }
         sequence.tokens.truncate(start + keep);
-        sequence.trim(&mut self.pool);
+        self.trim(id);
         Ok(())
     }
 
@@ -323,11 +330,51 @@ impl Engine {
         Ok(())
     }
 
-    fn give_back(&mut self, mut sequence: Sequence) {
-        sequence.tokens.clear();
-        sequence.trim(&mut self.pool);
+    fn give_back(&mut self, sequence: Sequence) {
+        sequence.table.release(&mut self.pool);
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.release(sequence.state);
+        }
+    }
+
+    /// Gives back pages that hold none of a sequence's tokens.
+    fn trim(&mut self, id: SequenceId) {
+        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let len = sequence.len();
+        sequence.table.trim(len, &mut self.pool);
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.trim_recent(&mut sequence.state, len);
+        }
+    }
+
+    /// Makes room for `add` more tokens of a sequence. Pages that it shares with others and that these will be
+    /// written to are replaced by copies, which are added to `copies`.
+    fn make_pages(
+        &mut self,
+        id: SequenceId,
+        add: usize,
+        copies: &mut Vec<(SequenceId, PageCopy)>,
+    ) -> Result<(), EngineError> {
+        let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
+        let len = sequence.len();
+        let mut shared = [sequence.table.reserve(len, add, &mut self.pool)?, None];
+        copies.extend(shared[0].map(|copy| (id, copy)));
+        if let Some(recurrent) = &mut self.recurrent {
+            shared[1] = recurrent.reserve_recent(&mut sequence.state, len, add)?;
+            copies.extend(shared[1].map(|copy| (id, copy)));
+        }
+        shared.into_iter().flatten().try_for_each(|copy| self.copy_page(copy))
+    }
+
+    /// Takes copies of pages back, after a failure.
+    fn undo_copies(&mut self, copies: Vec<(SequenceId, PageCopy)>) {
+        for (id, copy) in copies {
+            let Some(sequence) = self.sequences.get_mut(&id.0) else { continue };
+            let len = sequence.len();
+            sequence.table.undo_copy(len, copy, &mut self.pool);
+            if let Some(recurrent) = &mut self.recurrent {
+                recurrent.undo_copy(&mut sequence.state, len, copy);
+            }
         }
     }
 
@@ -412,26 +459,27 @@ impl Engine {
         end: usize,
         run: impl FnOnce(&mut Draft, &Sequence) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let sequence = self.sequences.get_mut(&id.0).ok_or(EngineError::UnknownSequence(id.0))?;
-        let ahead = end.saturating_sub(sequence.len());
-        if let Some(copy) = sequence.reserve(ahead, &mut self.pool)?
-            && let Err(error) = self.copy_page(copy)
-        {
-            if let Some(sequence) = self.sequences.get_mut(&id.0) {
-                sequence.undo_copy(copy, &mut self.pool);
-                sequence.trim(&mut self.pool);
-            }
+        let ahead = end.saturating_sub(self.sequence(id)?.len());
+        let mut copies = Vec::new();
+        if let Err(error) = self.make_pages(id, ahead, &mut copies) {
+            self.undo_copies(copies);
+            self.trim(id);
             return Err(error);
         }
-        let (Some(draft), Some(sequence)) = (&mut self.draft, self.sequences.get_mut(&id.0)) else {
-            return Err(EngineError::NoDraftHead);
+        let drafted = match (&mut self.draft, self.sequences.get(&id.0)) {
+            (Some(draft), Some(sequence)) => run(draft, sequence),
+            _ => Err(EngineError::NoDraftHead),
         };
-        let drafted = run(draft, sequence);
         if drafted.is_err() {
-            sequence.trim(&mut self.pool);
+            self.trim(id);
         }
         drafted
     }
+}
+
+/// Whether an executor's graph has an input of this name.
+pub(crate) fn takes(executor: &Executor, input: &str) -> bool {
+    executor.placed().graph.inputs.iter().any(|i| i.name == input)
 }
 
 /// Copies a page of every paged state of an executor.

@@ -19,6 +19,7 @@
 //! ([`Session::generate`]). The engine owns pages and block tables; kernels, plans and model definitions live
 //! in the crates below, flags and servers above.
 
+mod block_table;
 mod draft;
 mod engine;
 mod error;

@@ -7,14 +7,27 @@ use minfer_graph::PAGE;
 /// Reference counts of all pages. A page is free when nobody refers to it.
 #[derive(Debug)]
 pub(crate) struct PagePool {
+    /// Number of the first page.
+    first: u32,
     references: Vec<u32>,
     free: Vec<u32>,
 }
 
 impl PagePool {
-    pub(crate) fn new(pages: usize) -> PagePool {
+    /// Pages `first..first + pages`.
+    pub(crate) fn new(first: usize, pages: usize) -> PagePool {
+        let first = first as u32;
         // Popped from the back: low numbers first, which keeps young caches compact.
-        PagePool { references: vec![0; pages], free: (0..pages as u32).rev().collect() }
+        let free = (first..first + pages as u32).rev().collect();
+        PagePool { first, references: vec![0; pages], free }
+    }
+
+    fn references(&mut self, page: u32) -> &mut u32 {
+        &mut self.references[(page - self.first) as usize]
+    }
+
+    pub(crate) fn total(&self) -> usize {
+        self.references.len()
     }
 
     pub(crate) fn free(&self) -> usize {
@@ -35,7 +48,7 @@ impl PagePool {
         self.check(1)?;
         match self.free.pop() {
             Some(page) => {
-                self.references[page as usize] = 1;
+                *self.references(page) = 1;
                 Ok(page)
             }
             None => self.check(1).map(|()| 0),
@@ -44,12 +57,12 @@ impl PagePool {
 
     /// One more user of a page.
     pub(crate) fn share(&mut self, page: u32) {
-        self.references[page as usize] += 1;
+        *self.references(page) += 1;
     }
 
     /// One user less.
     pub(crate) fn release(&mut self, page: u32) {
-        let references = &mut self.references[page as usize];
+        let references = self.references(page);
         *references = references.saturating_sub(1);
         if *references == 0 {
             self.free.push(page);
@@ -57,6 +70,6 @@ impl PagePool {
     }
 
     pub(crate) fn is_shared(&self, page: u32) -> bool {
-        self.references[page as usize] > 1
+        self.references[(page - self.first) as usize] > 1
     }
 }

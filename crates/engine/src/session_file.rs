@@ -190,6 +190,7 @@ mod tests {
                 decl: StateDecl { name: name.to_string(), layer: 3, kind },
                 format: KvFormat::F16,
                 pages: 0,
+                window_pages: 0,
             },
         };
         let states = vec![

@@ -2,7 +2,7 @@
 //!
 //! The payload is a list of pieces: the pages of the sequence in order, of each the rows that hold its tokens,
 //! state by state; then the states that it can go back to, from the shortest on, of each a slot of every piece
-//! of recurrent state. What the bytes of a piece mean is known to its device's kind alone ([`Origin`]).
+//! of recurrent state and the pages of the last positions. What the bytes of a piece mean is known to its device's kind alone ([`Origin`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,24 +43,45 @@ impl Origin {
         executor.states().map(move |(_, spec, device)| Held {
             draft,
             device: device.kind,
-            spec: StateSpec { pages: 0, ..spec.clone() },
+            spec: StateSpec { pages: 0, window_pages: 0, ..spec.clone() },
         })
     }
 
-    pub(crate) fn is_recurrent(&self) -> bool {
-        self.states.iter().any(|s| !s.is_paged())
+    /// Whether a sequence has more than pages of all its positions.
+    pub(crate) fn has_marks(&self) -> bool {
+        self.states.iter().any(|s| !s.is_paged()) || self.window().is_some()
     }
 
-    /// Bytes of a sequence of `len` tokens with `marks` recurrent states; `None` on overflow.
-    pub(crate) fn payload_bytes(&self, len: usize, marks: usize) -> Option<usize> {
-        self.states.iter().try_fold(0usize, |sum, state| {
-            let bytes = |rows: usize, times: usize| state.spec.unit_bytes(rows)?.checked_mul(times);
-            let bytes = match state.is_paged() {
-                true => bytes(PAGE, len / PAGE)?.checked_add(bytes(len % PAGE, 1)?)?,
-                false => bytes(1, marks)?,
+    /// The longest window of which rows are kept.
+    fn window(&self) -> Option<usize> {
+        self.states.iter().filter_map(|s| s.spec.decl.kind.window()).max()
+    }
+
+    /// Pages of a window's rows behind `len` tokens, and the rows that each has.
+    fn recent(&self, len: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let first = self.window().map_or(len.div_ceil(PAGE), |window| len.saturating_sub(window) / PAGE);
+        (first..len.div_ceil(PAGE)).map(move |index| (index, PAGE.min(len - index * PAGE)))
+    }
+
+    /// Bytes of a sequence of `len` tokens with the states behind `marks`; `None` on overflow.
+    pub(crate) fn payload_bytes(&self, len: usize, marks: &[usize]) -> Option<usize> {
+        let mut sum = 0usize;
+        for held in &self.states {
+            let mut add = |bytes: Option<usize>, times: usize| {
+                sum = sum.checked_add(bytes?.checked_mul(times)?)?;
+                Some(())
             };
-            sum.checked_add(bytes)
-        })
+            if !held.is_paged() {
+                add(held.spec.rows_bytes(false, 1), marks.len())?;
+                continue;
+            }
+            add(held.spec.rows_bytes(false, PAGE), len / PAGE)?;
+            add(held.spec.rows_bytes(false, len % PAGE), 1)?;
+            for (_, rows) in marks.iter().flat_map(|&mark| self.recent(mark)) {
+                add(held.spec.rows_bytes(true, rows), 1)?;
+            }
+        }
+        Some(sum)
     }
 
     /// Fails unless `other`, the origin of `session`, is equal.
@@ -108,7 +129,20 @@ pub(crate) enum Place {
     /// The first rows of the sequence's page of this number.
     Page { at: usize, rows: usize },
     /// The slot of [`Snapshot::marks`] of this number.
-    Slot { at: usize },
+    Slot { mark: usize },
+    /// The first rows of its page for windows of this number.
+    Recent { mark: usize, at: usize, rows: usize },
+}
+
+impl Place {
+    /// Rows that a piece of this state has here, if it has any.
+    fn rows(self, held: &Held) -> Option<usize> {
+        match self {
+            Place::Page { rows, .. } => held.is_paged().then_some(rows),
+            Place::Slot { .. } => (!held.is_paged()).then_some(1),
+            Place::Recent { rows, .. } => held.spec.decl.kind.window().map(|_| rows),
+        }
+    }
 }
 
 /// A piece of the payload.
@@ -116,6 +150,7 @@ pub(crate) struct Piece {
     /// Index in [`Origin::states`].
     pub(crate) state: usize,
     pub(crate) place: Place,
+    pub(crate) rows: usize,
     pub(crate) bytes: Range<usize>,
 }
 
@@ -141,7 +176,7 @@ impl Snapshot {
     ) -> Result<Snapshot, EngineError> {
         let name = "the snapshot".to_string();
         let mut snapshot = Snapshot { origin, tokens, checkpoints, payload: Vec::new(), name };
-        let bytes = snapshot.origin.payload_bytes(snapshot.tokens.len(), snapshot.marks().len());
+        let bytes = snapshot.origin.payload_bytes(snapshot.tokens.len(), &snapshot.marks());
         let reserved = bytes.filter(|&bytes| snapshot.payload.try_reserve_exact(bytes).is_ok());
         match reserved {
             Some(_) => Ok(snapshot),
@@ -161,7 +196,7 @@ impl Snapshot {
     pub(crate) fn marks(&self) -> Vec<usize> {
         let mut marks = self.checkpoints.clone();
         let len = self.tokens.len();
-        if self.origin.is_recurrent() && len > 0 && !self.last_is_checkpoint() {
+        if self.origin.has_marks() && len > 0 && !self.last_is_checkpoint() {
             marks.push(len);
         }
         marks
@@ -177,18 +212,19 @@ impl Snapshot {
         let len = self.tokens.len();
         let pages =
             (0..len.div_ceil(PAGE)).map(move |at| Place::Page { at, rows: PAGE.min(len - at * PAGE) });
-        let slots = (0..self.marks().len()).map(|at| Place::Slot { at });
+        let marks = self.marks().into_iter().enumerate().flat_map(move |(mark, len)| {
+            let recent = self.origin.recent(len).map(move |(at, rows)| Place::Recent { mark, at, rows });
+            [Place::Slot { mark }].into_iter().chain(recent)
+        });
         let states = self.origin.states.iter().enumerate();
         let mut end = 0;
-        pages.chain(slots).flat_map(move |place| states.clone().map(move |s| (place, s))).filter_map(
+        pages.chain(marks).flat_map(move |place| states.clone().map(move |s| (place, s))).filter_map(
             move |(place, (state, held))| {
-                let rows = match place {
-                    Place::Page { rows, .. } => held.is_paged().then_some(rows)?,
-                    Place::Slot { .. } => (!held.is_paged()).then_some(1)?,
-                };
+                let window = matches!(place, Place::Recent { .. });
+                let rows = place.rows(held)?;
                 let start = end;
-                end += held.spec.unit_bytes(rows)?;
-                Some(Piece { state, place, bytes: start..end })
+                end += held.spec.rows_bytes(window, rows)?;
+                (end > start).then_some(Piece { state, place, rows, bytes: start..end })
             },
         )
     }
@@ -208,6 +244,7 @@ mod tests {
                 decl: StateDecl { name: name.to_string(), layer: 0, kind: StateKind::paged(&[4, 4]) },
                 format: KvFormat::F16,
                 pages: 0,
+                window_pages: 0,
             },
         };
         let states = vec![held("kv", false), held("head", true)];

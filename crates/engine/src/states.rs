@@ -1,13 +1,18 @@
-//! Recurrent state: which slot holds a sequence's state, its checkpoints, and windows of guesses.
+//! State that a sequence cannot simply cut off: which slot holds its recurrent state, which pages its last
+//! positions, its checkpoints, and windows of guesses.
 //!
 //! A step never writes the slot that it reads. So an error leaves the old state as it was, a fork shares a
 //! slot, a checkpoint is a slot that is kept, and keeping the first rows of a window is choosing one of the
 //! slots that its rows were written to. Nothing is copied and nothing is computed again.
+//!
+//! Of some state only the last positions are needed (sliding windows, open blocks of an indexer). Its pages are
+//! given back as the sequence goes on; a checkpoint holds on to those that its own last positions lie in.
 
 use std::collections::BTreeMap;
 
-use minfer_graph::state_from;
+use minfer_graph::{PAGE, state_from};
 
+use crate::block_table::{BlockTable, PageCopy};
 use crate::engine::Chunk;
 use crate::error::EngineError;
 use crate::options::EngineOptions;
@@ -23,12 +28,14 @@ pub(crate) struct SequenceState {
     checkpoints: Vec<Checkpoint>,
     /// Guesses that wait for [`crate::Engine::commit`].
     pub(crate) window: Option<Window>,
+    /// Pages of the last positions.
+    pub(crate) recent: BlockTable,
 }
 
 impl SequenceState {
-    /// `(tokens seen, slot)` of every checkpoint, ascending.
-    pub(crate) fn checkpoints(&self) -> impl Iterator<Item = (usize, u32)> {
-        self.checkpoints.iter().map(|c| (c.len, c.slot))
+    /// Tokens seen, slot and pages of the last positions of every checkpoint, ascending.
+    pub(crate) fn checkpoints(&self) -> impl Iterator<Item = (usize, u32, &BlockTable)> {
+        self.checkpoints.iter().map(|c| (c.len, c.slot, &c.recent))
     }
 
     /// The slot of the state after the last token.
@@ -37,13 +44,50 @@ impl SequenceState {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Checkpoint {
     /// Tokens that the state has seen.
     len: usize,
     slot: u32,
+    /// Pages of the last positions before it.
+    recent: BlockTable,
     /// For finding the oldest.
     age: u64,
+}
+
+/// Pages of last positions.
+#[derive(Debug)]
+struct Recent {
+    pool: PagePool,
+    /// How many positions are needed before the next one.
+    positions: usize,
+}
+
+/// Rows of a draft head that may lie ahead of a sequence's tokens.
+const AHEAD: usize = PAGE;
+
+impl Recent {
+    /// Numbered from `first` on.
+    fn new(options: &EngineOptions, positions: usize, first: usize) -> Recent {
+        // A step's rows and what they see, in pages that begin and end anywhere, and a copy of a shared one.
+        let sequence = (positions + options.max_rows + AHEAD).div_ceil(PAGE) + 2;
+        let checkpoint = positions.div_ceil(PAGE) + 1;
+        let pages = options.sequences * sequence + options.checkpoints * checkpoint;
+        Recent { pool: PagePool::new(first, pages), positions }
+    }
+
+    /// The first position that is needed behind `len` positions.
+    fn start(&self, len: usize) -> usize {
+        len.saturating_sub(self.positions)
+    }
+}
+
+/// Where a restored state goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Adopted {
+    pub(crate) slot: u32,
+    /// Pages of the last positions before it.
+    pub(crate) recent: BlockTable,
 }
 
 /// A step whose tokens may not all stay.
@@ -92,19 +136,59 @@ pub(crate) struct Recurrent {
     /// Most checkpoints at one time, and how many there are.
     max_checkpoints: usize,
     clock: u64,
+    recent: Option<Recent>,
 }
 
 impl Recurrent {
-    pub(crate) fn new(options: &EngineOptions) -> Recurrent {
+    /// With `window`, the last so many positions have pages of their own, numbered from `first_page` on.
+    pub(crate) fn new(options: &EngineOptions, window: Option<usize>, first_page: usize) -> Recurrent {
         // Each sequence in a step has the slot that it reads and the one that it writes; a window has one
         // for each row.
         let slots = 2 * options.sequences + options.checkpoints + options.max_window();
         Recurrent {
-            pool: PagePool::new(slots),
+            pool: PagePool::new(0, slots),
             slots,
             checkpoint_every: options.checkpoint_every,
             max_checkpoints: options.checkpoints,
             clock: 0,
+            recent: window.map(|positions| Recent::new(options, positions, first_page)),
+        }
+    }
+
+    /// Pages of last positions, for all sequences.
+    pub(crate) fn recent_pages(&self) -> usize {
+        self.recent.as_ref().map_or(0, |r| r.pool.total())
+    }
+
+    /// Of these, those that nobody refers to.
+    pub(crate) fn free_recent_pages(&self) -> usize {
+        self.recent.as_ref().map_or(0, |r| r.pool.free())
+    }
+
+    /// Makes room for the last positions of a sequence of `len` and `add` more.
+    pub(crate) fn reserve_recent(
+        &mut self,
+        state: &mut SequenceState,
+        len: usize,
+        add: usize,
+    ) -> Result<Option<PageCopy>, EngineError> {
+        match &mut self.recent {
+            Some(recent) => state.recent.reserve(len, add, &mut recent.pool),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes the replacement of a page back, after a step that failed.
+    pub(crate) fn undo_copy(&mut self, state: &mut SequenceState, len: usize, copy: PageCopy) {
+        if let Some(recent) = &mut self.recent {
+            state.recent.undo_copy(len, copy, &mut recent.pool);
+        }
+    }
+
+    /// Gives back pages of last positions behind the first `len`.
+    pub(crate) fn trim_recent(&mut self, state: &mut SequenceState, len: usize) {
+        if let Some(recent) = &mut self.recent {
+            state.recent.trim(len, &mut recent.pool);
         }
     }
 
@@ -118,8 +202,8 @@ impl Recurrent {
         (0..rows).filter(move |r| every > 0 && (start + r + 1).is_multiple_of(every))
     }
 
-    /// Drops the oldest checkpoints of all sequences until the step's slots fit, those of its own checkpoints
-    /// included.
+    /// Gives back pages that have fallen out of windows, then drops the oldest checkpoints of all sequences until
+    /// the step's slots and pages fit, those of its own checkpoints included.
     pub(crate) fn make_room(&mut self, chunks: &[Chunk<'_>], sequences: &mut BTreeMap<u32, Sequence>) {
         let due = |chunk: &Chunk<'_>| {
             let start = sequences.get(&chunk.sequence.0).map_or(0, Sequence::len);
@@ -127,18 +211,28 @@ impl Recurrent {
             if chunk.window { 0 } else { self.due(start, inner).count() }
         };
         let checkpoints: usize = chunks.iter().map(due).sum();
-        self.free_up(slots_needed(chunks) + checkpoints.min(self.max_checkpoints), sequences);
+        let mut pages = 0;
+        if let Some(recent) = &mut self.recent {
+            for chunk in chunks {
+                let Some(sequence) = sequences.get_mut(&chunk.sequence.0) else { continue };
+                let len = sequence.len();
+                sequence.state.recent.retire(recent.start(len), &mut recent.pool);
+                pages += sequence.state.recent.needed(len, chunk.tokens.len(), &recent.pool);
+            }
+        }
+        self.free_up(slots_needed(chunks) + checkpoints.min(self.max_checkpoints), pages, sequences);
     }
 
-    /// Drops the oldest checkpoints of all sequences until `needed` slots are free or no checkpoint is left.
-    fn free_up(&mut self, needed: usize, sequences: &mut BTreeMap<u32, Sequence>) {
-        while self.pool.free() < needed {
+    /// Drops the oldest checkpoints of all sequences until so many slots and pages of last positions are free, or
+    /// no checkpoint is left.
+    fn free_up(&mut self, slots: usize, pages: usize, sequences: &mut BTreeMap<u32, Sequence>) {
+        while self.pool.free() < slots || self.free_recent_pages() < pages {
             let all = sequences.values_mut().filter(|s| !s.state.checkpoints.is_empty());
             let oldest = all.min_by_key(|s| s.state.checkpoints.iter().map(|c| c.age).min());
             let Some(state) = oldest.map(|s| &mut s.state) else { return };
             if let Some(at) = (0..state.checkpoints.len()).min_by_key(|&i| state.checkpoints[i].age) {
                 let dropped = state.checkpoints.remove(at);
-                self.pool.release(dropped.slot);
+                self.drop_checkpoint(dropped);
             }
         }
     }
@@ -206,24 +300,51 @@ impl Recurrent {
         self.max_checkpoints > 0 && self.due(len - 1, 1).next().is_some()
     }
 
-    /// Takes over one reference to `slot`.
+    /// Takes over one reference to `slot`; the pages of the last positions before it are the sequence's.
     fn add_checkpoint(&mut self, state: &mut SequenceState, len: usize, slot: u32) {
+        let recent = match &mut self.recent {
+            Some(recent) => state.recent.part(recent.start(len), len, &mut recent.pool),
+            None => BlockTable::default(),
+        };
+        self.push_checkpoint(state, len, slot, recent);
+    }
+
+    fn push_checkpoint(&mut self, state: &mut SequenceState, len: usize, slot: u32, recent: BlockTable) {
         self.clock += 1;
-        state.checkpoints.push(Checkpoint { len, slot, age: self.clock });
+        state.checkpoints.push(Checkpoint { len, slot, recent, age: self.clock });
+    }
+
+    fn drop_checkpoint(&mut self, checkpoint: Checkpoint) {
+        self.pool.release(checkpoint.slot);
+        self.release_recent(checkpoint.recent);
+    }
+
+    fn release_recent(&mut self, table: BlockTable) {
+        if let Some(recent) = &mut self.recent {
+            table.release(&mut recent.pool);
+        }
+    }
+
+    fn share_recent(&mut self, table: &BlockTable) {
+        if let Some(recent) = &mut self.recent {
+            table.share(&mut recent.pool);
+        }
     }
 
     /// Returns to the last checkpoint at or before `len` and says where that is.
     pub(crate) fn go_back(&mut self, state: &mut SequenceState, len: usize) -> usize {
         while let Some(late) = state.checkpoints.pop_if(|c| c.len > len) {
-            self.pool.release(late.slot);
+            self.drop_checkpoint(late);
         }
         if let Some(slot) = state.slot.take() {
             self.pool.release(slot);
         }
+        self.release_recent(std::mem::take(&mut state.recent));
         match state.checkpoints.last() {
             Some(c) => {
                 self.pool.share(c.slot);
-                state.slot = Some(c.slot);
+                self.share_recent(&c.recent);
+                (state.slot, state.recent) = (Some(c.slot), c.recent.clone());
                 c.len
             }
             None => 0,
@@ -256,41 +377,82 @@ impl Recurrent {
         lens: &[usize],
         last_is_checkpoint: bool,
         sequences: &mut BTreeMap<u32, Sequence>,
-    ) -> Result<(SequenceState, Vec<Option<u32>>), EngineError> {
-        let (mut state, mut slots) = (SequenceState::default(), vec![None; lens.len()]);
-        let Some(last) = lens.len().checked_sub(1) else { return Ok((state, slots)) };
-        self.free_up((1 + self.max_checkpoints).min(lens.len()), sequences);
+    ) -> Result<(SequenceState, Vec<Option<Adopted>>), EngineError> {
+        let mut state = SequenceState::default();
+        match self.adopt_into(&mut state, lens, last_is_checkpoint, sequences) {
+            Ok(adopted) => Ok((state, adopted)),
+            Err(error) => {
+                self.release(state);
+                Err(error)
+            }
+        }
+    }
+
+    fn adopt_into(
+        &mut self,
+        state: &mut SequenceState,
+        lens: &[usize],
+        last_is_checkpoint: bool,
+        sequences: &mut BTreeMap<u32, Sequence>,
+    ) -> Result<Vec<Option<Adopted>>, EngineError> {
+        let mut adopted = vec![None; lens.len()];
+        let Some(last) = lens.len().checked_sub(1) else { return Ok(adopted) };
+        let wanted = (1 + self.max_checkpoints).min(lens.len());
+        let pages = lens[lens.len() - wanted..].iter().map(|&len| self.recent_needed(len)).sum();
+        self.free_up(wanted, pages, sequences);
         let total = self.slots;
         let slot = self.pool.take().map_err(|_| EngineError::OutOfStateSlots { total })?;
-        (state.slot, slots[last]) = (Some(slot), Some(slot));
+        state.slot = Some(slot);
+        state.recent = self.take_recent(lens[last])?;
+        adopted[last] = Some(Adopted { slot, recent: state.recent.clone() });
         let shared = usize::from(last_is_checkpoint && self.max_checkpoints > 0);
         let fits = (self.max_checkpoints - shared).min(self.pool.free());
         for at in last - fits.min(last)..last {
+            if self.recent_needed(lens[at]) > self.free_recent_pages() {
+                continue;
+            }
+            let recent = self.take_recent(lens[at])?;
             let slot = self.pool.take()?;
-            slots[at] = Some(slot);
-            self.add_checkpoint(&mut state, lens[at], slot);
+            adopted[at] = Some(Adopted { slot, recent: recent.clone() });
+            self.push_checkpoint(state, lens[at], slot, recent);
         }
         if shared > 0 {
             self.pool.share(slot);
-            self.add_checkpoint(&mut state, lens[last], slot);
+            self.add_checkpoint(state, lens[last], slot);
         }
-        Ok((state, slots))
+        Ok(adopted)
+    }
+
+    /// Pages for the last positions of `len`.
+    fn recent_needed(&self, len: usize) -> usize {
+        self.recent.as_ref().map_or(0, |r| len.div_ceil(PAGE) - r.start(len) / PAGE)
+    }
+
+    fn take_recent(&mut self, len: usize) -> Result<BlockTable, EngineError> {
+        let mut table = BlockTable::default();
+        if let Some(recent) = &mut self.recent {
+            let start = recent.start(len);
+            table.reserve(start, len - start, &mut recent.pool)?;
+        }
+        Ok(table)
     }
 
     /// One more user of everything that a sequence refers to.
     pub(crate) fn share(&mut self, state: &SequenceState) {
         let checkpoints = state.checkpoints.iter().map(|c| c.slot);
         state.slot.into_iter().chain(checkpoints).for_each(|slot| self.pool.share(slot));
+        self.share_recent(&state.recent);
+        state.checkpoints.iter().for_each(|c| self.share_recent(&c.recent));
     }
 
     /// One user less.
     pub(crate) fn release(&mut self, state: SequenceState) {
-        let checkpoints = state.checkpoints.iter().map(|c| c.slot);
         match state.window {
             Some(w) => w.before.into_iter().chain(w.rows).for_each(|slot| self.pool.release(slot)),
             None => state.slot.into_iter().for_each(|slot| self.pool.release(slot)),
         }
-        checkpoints.for_each(|slot| self.pool.release(slot));
+        self.release_recent(state.recent);
+        state.checkpoints.into_iter().for_each(|checkpoint| self.drop_checkpoint(checkpoint));
     }
 
     /// Slots that nobody refers to.
@@ -311,7 +473,7 @@ mod tests {
     fn recurrent(every: usize, checkpoints: usize, sequences: usize) -> Recurrent {
         let options =
             EngineOptions { checkpoint_every: every, checkpoints, sequences, ..EngineOptions::new(vec![]) };
-        Recurrent::new(&options)
+        Recurrent::new(&options, None, 0)
     }
 
     fn chunk(sequence: u32, n: usize, window: bool) -> Chunk<'static> {

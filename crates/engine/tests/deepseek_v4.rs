@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use common::{Golden, bits, cpu, data, logits_in_chunks, max_difference, open};
 use minfer_cpu::Isa;
 use minfer_engine::{Checkpoint, Chunk, Engine, EngineOptions, KvFormat, Outs};
-use minfer_graph::{Bind, Graph, Node, Op, Output, StateKind, ValueId};
+use minfer_graph::{Bind, Graph, Node, Op, Output, ValueId};
 use minfer_runtime::plan::{Placed, Policy};
-use minfer_runtime::{Executor, ExecutorOptions, SourceError, StateSpec, WeightSource};
+use minfer_runtime::{Executor, ExecutorOptions, SourceError, WeightSource};
 
 /// Largest difference that a number of the f32 path may have.
 const TOLERANCE: f32 = 1e-4;
@@ -108,12 +108,7 @@ fn run(model: &Checkpoint, mut graph: Graph, taps: &BTreeMap<String, ValueId>, t
     for (name, &value) in taps {
         graph.outputs.push(Output { name: Box::leak(name.clone().into_boxed_str()), value });
     }
-    let units = |kind: &StateKind| if matches!(kind, StateKind::Recurrent { .. }) { 1 } else { 8 };
-    let states: Vec<_> = graph
-        .states
-        .iter()
-        .map(|decl| StateSpec { decl: decl.clone(), format: KvFormat::F32, pages: units(&decl.kind) })
-        .collect();
+    let states = common::parts::states(&graph);
     let placed = Placed::new(graph, cpu(2, Isa::detect()), &Policy::default()).unwrap();
     let rows = tokens.len();
     let options = ExecutorOptions {
@@ -126,7 +121,8 @@ fn run(model: &Checkpoint, mut graph: Graph, taps: &BTreeMap<String, ValueId>, t
     // A new sequence, whose state is kept in slot 0 after the last row.
     let from: Vec<i32> = (0..rows).map(|r| if r == 0 { -2 } else { -1 }).collect();
     let to: Vec<i32> = (0..rows).map(|r| if r + 1 == rows { 0 } else { -1 }).collect();
-    let inputs: [(&str, &[i32]); 8] = [
+    let windows = common::parts::windows(&positions);
+    let inputs: [(&str, &[i32]); 10] = [
         ("tokens", tokens),
         ("positions", &positions),
         ("slots", &positions),
@@ -135,6 +131,8 @@ fn run(model: &Checkpoint, mut graph: Graph, taps: &BTreeMap<String, ValueId>, t
         ("out_rows", &positions),
         ("state_from", &from),
         ("state_to", &to),
+        ("window_slots", &windows[0]),
+        ("window_pages", &windows[1][..5]),
     ];
     let outputs = executor.execute(Bind { rows, outs: rows }, &inputs).unwrap();
     let numbers =

@@ -107,7 +107,7 @@ fn expert_ids_equal_the_reference() {
     let states: Vec<_> = graph
         .states
         .iter()
-        .map(|decl| StateSpec { decl: decl.clone(), format: KvFormat::F32, pages: 8 })
+        .map(|decl| StateSpec { decl: decl.clone(), format: KvFormat::F32, pages: 8, window_pages: 0 })
         .collect();
     let devices = common::cpu(2, minfer_cpu::Isa::detect());
     let placed = Placed::new(graph, devices, &Policy::default()).unwrap();

@@ -114,7 +114,7 @@ pub enum Op {
     /// `x f32[L, w], positions i32[L], slots i32[L]; state -> ()`: rows whose position plus one is not a multiple
     /// of `every`, or whose slot is negative, are skipped.
     StorePart(StorePart),
-    /// `q f32[L, heads * d], positions, table_at, pages, [chosen i32[L, top]]; [heads]; state -> f32[L, heads * d]`:
+    /// `q f32[L, heads * d], positions, table_at, window_pages, pages, [chosen i32[L, top]]; [heads]; state -> f32[L, heads * d]`:
     /// the weight is the sinks; without a choice, all complete compressed rows are seen.
     AttendWindow(AttendWindow),
     /// `ids i32[L]; [vocab, k] -> i32[L, k]`: rows of a table of whole numbers.

@@ -29,12 +29,25 @@ pub struct PagedPart {
     /// Positions per row: a row belongs to the last position of each whole number of these. It divides [`PAGE`],
     /// or is a multiple of it.
     pub every: usize,
+    /// The last so many positions are needed, earlier ones may be gone; `None`: all are. Rows of such parts lie in
+    /// pages of their own, which are given back when they fall out of the window.
+    pub window: Option<usize>,
 }
 
 impl PagedPart {
     /// One row per position.
     pub const fn each(width: usize) -> PagedPart {
-        PagedPart { width, every: 1 }
+        PagedPart { width, every: 1, window: None }
+    }
+
+    /// The same, with a row for every so many positions.
+    pub const fn every(self, every: usize) -> PagedPart {
+        PagedPart { every, ..self }
+    }
+
+    /// The same, of which the last so many positions are needed.
+    pub const fn window(self, positions: usize) -> PagedPart {
+        PagedPart { window: Some(positions), ..self }
     }
 
     /// Whether rows for every so many positions fit pages.
@@ -78,6 +91,14 @@ pub enum StateKind {
 }
 
 impl StateKind {
+    /// The longest window of its parts, if one has any.
+    pub fn window(&self) -> Option<usize> {
+        match self {
+            StateKind::Paged { parts } => parts.iter().filter_map(|p| p.window).max(),
+            StateKind::Recurrent { .. } => None,
+        }
+    }
+
     /// Paged state with a row of each of these widths per position.
     pub fn paged(widths: &[usize]) -> StateKind {
         StateKind::Paged { parts: widths.iter().map(|&width| PagedPart::each(width)).collect() }

@@ -102,7 +102,7 @@ fn payloads_and_states() {
     );
     assert_eq!(
         json["states"],
-        json!([{"name": "kv0", "layer": 0, "kind": "Paged { parts: [PagedPart { width: 8, every: 1 }, PagedPart { width: 8, every: 1 }] }"}])
+        json!([{"name": "kv0", "layer": 0, "kind": "Paged { parts: [PagedPart { width: 8, every: 1, window: None }, PagedPart { width: 8, every: 1, window: None }] }"}])
     );
     assert_eq!(json["nodes"][2]["outputs"], json!([]));
     let dot = graph.to_dot();

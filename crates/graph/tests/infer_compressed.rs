@@ -85,7 +85,7 @@ fn compression() {
 #[test]
 fn attention() {
     let pages = ValueType::i32(Dim::Const(4), []);
-    let tables = [i32s(&[]), i32s(&[]), pages];
+    let tables = [i32s(&[]), i32s(&[]), pages.clone(), pages];
     let inputs = |q: usize, last: Option<ValueType>| -> Vec<ValueType> {
         [f32s(&[q])].into_iter().chain(tables.clone()).chain(last).collect()
     };
@@ -103,13 +103,18 @@ fn attention() {
         "i32[rows, 3] is not a list of compressed rows per row"
     );
     assert!(refuse(4, &inputs(16, None)).starts_with("f32[rows, 16] over state of widths [16, 16, 8]"));
-    assert_eq!(refuse(4, &inputs(32, None)[..3]), "takes 4 or 5 inputs, got 3");
+    assert_eq!(refuse(4, &inputs(32, None)[..3]), "takes 5 or 6 inputs, got 3");
+    let mut short = inputs(32, None);
+    short[4] = ValueType::i32(Dim::Const(3), []);
+    assert_eq!(refuse(4, &short), "page tables i32[4] and i32[3] differ");
     let select = Op::IndexSelect(SELECT);
-    assert_eq!(good(select.clone(), &inputs(16, Some(f32s(&[2]))), None, Some(&cache)), ["i32[rows, 3]"]);
-    assert_eq!(
-        bad(select, &inputs(16, Some(f32s(&[3]))), None, Some(&cache)),
-        "f32[rows, 3] as weights of 2 heads"
-    );
+    let weighted = |heads| {
+        let mut inputs = inputs(16, Some(f32s(&[heads])));
+        inputs.remove(4);
+        inputs
+    };
+    assert_eq!(good(select.clone(), &weighted(2), None, Some(&cache)), ["i32[rows, 3]"]);
+    assert_eq!(bad(select, &weighted(3), None, Some(&cache)), "f32[rows, 3] as weights of 2 heads");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! mixture of experts with a shared one, in the first layers chosen by the token alone.
 //!
 //! Tensor names are those of the published directories and of llama.cpp's GGUF files; formulas are transformers
-//! 5.24's. The 8-bit round trip of cached rows is left out. All rows of the window's cache are kept, not a ring of them.
+//! 5.24's. The 8-bit round trip of cached rows is left out.
 
 mod draft;
 mod sizes;
@@ -173,7 +173,7 @@ impl DeepseekV4 {
 /// What rows attend to.
 #[derive(Clone, Copy)]
 struct Reach {
-    /// Last position, start of the page list, page lists.
+    /// Last position, start of the page list, page lists of the window.
     tables: [ValueId; 3],
     /// Positions up to the last.
     window: usize,
@@ -241,8 +241,8 @@ impl<'a> Step<'a> {
     }
 
     /// Of a row to the window that ends with it.
-    fn reach(&self) -> Reach {
-        Reach { tables: self.p.tables, window: self.m.sizes.window }
+    fn reach(&mut self) -> Reach {
+        Reach { tables: self.p.window_tables(), window: self.m.sizes.window }
     }
 
     /// What a sublayer sees of the streams `h`, and how its result is written back: weights of the streams, and
@@ -297,7 +297,7 @@ impl<'a> Step<'a> {
         let sinks = self.p.weight(SINKS, "", &[h.heads])?;
         let attend = Attend { heads: h.heads, kv_heads: 1, scale: 1.0 / (dim as f32).sqrt(), v_part: 0 };
         let attend = AttendWindow { attend, window: reach.window, ratio };
-        let y = self.p.b.attend_window(q, reach.tables, chosen, sinks, state, attend);
+        let y = self.p.b.attend_window(q, reach.tables, self.p.tables[2], chosen, sinks, state, attend);
         let y = self.p.b.rope_tail(y, rope.back, dim);
         self.project_out(y)
     }
@@ -309,7 +309,7 @@ impl<'a> Step<'a> {
         let kv = self.p.norm(kv, KV_NORM, dim)?;
         let kv = self.p.b.rope_tail(kv, rope.forward, dim);
         let state = self.kv_state(self.ratio());
-        self.p.b.store_part(kv, self.p.positions(), self.p.slots, state, StorePart { part: 0, every: 1 });
+        self.p.store_windowed(kv, state, 0);
         Ok(state)
     }
 
@@ -320,13 +320,13 @@ impl<'a> Step<'a> {
 
     /// Rows of positions; compressed rows; keys of the indexer.
     fn kv_state(&mut self, ratio: usize) -> StateId {
-        let raw = PagedPart::each(self.m.hyper.head_dim);
-        let mut parts = vec![raw];
+        let row = PagedPart::each(self.m.hyper.head_dim);
+        let mut parts = vec![row.window(self.m.sizes.window)];
         if ratio > 0 {
-            parts.push(PagedPart { every: ratio, ..raw });
+            parts.push(row.every(ratio));
         }
         if ratio == SPARSE {
-            parts.push(PagedPart { every: ratio, width: self.m.sizes.index_dim });
+            parts.push(PagedPart::each(self.m.sizes.index_dim).every(ratio));
         }
         self.p.paged("kv", parts)
     }

@@ -302,12 +302,16 @@ impl<'a> Step<'a> {
         let gate = self.p.weight(INDEX_GATE, "", &[dim, hidden])?;
         let gate = self.p.b.matmul(x, gate, "index_gate");
         let index = PagedPart::each(dim);
-        let pooled = PagedPart { every: block, ..index };
-        let state = self.p.paged("latent", vec![PagedPart::each(s.latent), index, index, pooled]);
-        self.p.b.store_kv(&[latent, k, gate], self.p.slots, state);
+        // Keys and gates of positions are needed until their block is complete.
+        let (raw, pooled) = (index.window(block), index.every(block));
+        let state = self.p.paged("latent", vec![PagedPart::each(s.latent), raw, raw, pooled]);
+        self.p.store(latent, state, 0);
+        self.p.store_windowed(k, state, 1);
+        self.p.store_windowed(gate, state, 2);
         let bias = self.p.weight(INDEX_BIAS, "", &[block * dim])?;
         let pool = PoolGated { block, raw: 1, gates: 2, pooled: 3 };
-        self.p.b.pool_gated(self.p.tables, self.p.slots, bias, state, pool);
+        let tables = self.p.window_tables();
+        self.p.b.pool_gated(tables, self.p.slots, bias, state, pool);
         let q = self.p.linear(r, INDEX_Q, [heads * dim, s.q_rank], "index_q")?;
         let weights = self.p.linear(x, INDEX_HEADS, [heads, hidden], "index_weights")?;
         let scale = 1.0 / (dim as f32 * heads as f32).sqrt();

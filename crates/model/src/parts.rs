@@ -2,8 +2,8 @@
 //! projections, norms, experts, and state. How they are wired is the architecture's own file.
 
 use minfer_graph::{
-    Act, ActKind, Clamp, Dim, Graph, GraphBuilder, PagedPart, StateDecl, StateId, StateKind, ValueId,
-    ValueType, WeightId,
+    Act, ActKind, Clamp, Dim, Graph, GraphBuilder, PagedPart, StateDecl, StateId, StateKind, StorePart,
+    ValueId, ValueType, WeightId,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -25,6 +25,9 @@ pub(crate) struct Parts<'a> {
     pub(crate) tables: [ValueId; 3],
     /// Slots that recurrent state is read from and written to, once something has asked for them.
     state_slots: Option<[ValueId; 2]>,
+    /// The same two for state of which only a window is kept, once something has asked for them.
+    windows: Option<[ValueId; 2]>,
+    page_table: usize,
     /// Rows whose logits are wanted.
     pub(crate) out_rows: ValueId,
 }
@@ -39,8 +42,9 @@ impl<'a> Parts<'a> {
         let pages = b.input("pages", ValueType::i32(Dim::Const(page_table), []));
         let out_rows = b.input("out_rows", ValueType::i32(Dim::Outs, []));
         let tables = [positions, table_at, pages];
-        let (layer, state_slots) = (None, None);
-        Parts { b, ck, norm_eps: h.norm_eps, layer, tokens, slots, tables, state_slots, out_rows }
+        let (layer, state_slots, windows) = (None, None, None);
+        let norm_eps = h.norm_eps;
+        Parts { b, ck, norm_eps, layer, tokens, slots, tables, state_slots, windows, page_table, out_rows }
     }
 
     /// The tokens' embeddings `[rows, hidden]`, and the table.
@@ -78,6 +82,36 @@ impl<'a> Parts<'a> {
         let b = &mut self.b;
         let mut input = |name| b.input(name, ValueType::i32(Dim::Rows, []));
         *self.state_slots.get_or_insert_with(|| [input("state_from"), input("state_to")])
+    }
+
+    /// Where each row's state of a window goes, and page lists beside those of all state, without the pages that
+    /// have fallen out of the window: inputs of models that have such state.
+    fn windows(&mut self) -> [ValueId; 2] {
+        let (b, pages) = (&mut self.b, Dim::Const(self.page_table));
+        *self.windows.get_or_insert_with(|| {
+            [
+                b.input("window_slots", ValueType::i32(Dim::Rows, [])),
+                b.input("window_pages", ValueType::i32(pages, [])),
+            ]
+        })
+    }
+
+    /// Positions, start of each row's page list, page lists of windows.
+    pub(crate) fn window_tables(&mut self) -> [ValueId; 3] {
+        let [_, pages] = self.windows();
+        [self.tables[0], self.tables[1], pages]
+    }
+
+    /// Keeps a row per position in a part of which all is kept.
+    pub(crate) fn store(&mut self, x: ValueId, state: StateId, part: usize) {
+        let positions = self.positions();
+        self.b.store_part(x, positions, self.slots, state, StorePart { part, every: 1 });
+    }
+
+    /// Keeps a row per position in a part of which a window is kept.
+    pub(crate) fn store_windowed(&mut self, x: ValueId, state: StateId, part: usize) {
+        let (positions, [slots, _]) = (self.positions(), self.windows());
+        self.b.store_part(x, positions, slots, state, StorePart { part, every: 1 });
     }
 
     pub(crate) fn weight(

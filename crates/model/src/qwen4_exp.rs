@@ -275,13 +275,16 @@ impl<'a> Step<'a> {
         let (index_q, index_k) = self.index_qk(x)?;
         let index_q = self.rotated(index_q, INDEX_Q_NORM, s.index_dim)?;
         let index = PagedPart::each(s.index_dim);
-        let (kv, pooled) = (PagedPart::each(kv_width), PagedPart { every: s.block, ..index });
-        let state = self.p.paged("kv", vec![kv, kv, index, pooled]);
-        self.p.b.store_kv(&[k, v, index_k], self.p.slots, state);
+        // Keys of positions are needed until their block is complete.
+        let (kv, raw, pooled) = (PagedPart::each(kv_width), index.window(s.block), index.every(s.block));
+        let state = self.p.paged("kv", vec![kv, kv, raw, pooled]);
+        self.p.b.store_kv(&[k, v], self.p.slots, state);
+        self.p.store_windowed(index_k, state, 2);
         let norm = self.centred(INDEX_K_NORM, s.index_dim)?;
         let inv_freq = self.inv_freq.clone();
         let pool = PoolKeys { block: s.block, raw: 2, pooled: 3, eps: h.norm_eps, inv_freq };
-        self.p.b.pool_keys(self.p.tables, self.p.slots, norm, state, pool);
+        let tables = self.p.window_tables();
+        self.p.b.pool_keys(tables, self.p.slots, norm, state, pool);
         let scale = 1.0 / (s.index_dim as f32).sqrt();
         let (heads, top, block) = (s.index_heads, s.top, s.block);
         let select = IndexSelect { heads, block, top, pooled: 3, scale, weighted: false };

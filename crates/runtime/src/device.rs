@@ -6,13 +6,14 @@
 //! for through [`ReadBack`].
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use minfer_format::TensorBytes;
 use minfer_graph::{
-    Bind, DeviceId, Graph, Node, NodeId, PAGE, StateDecl, StateId, StateKind, ValueId, WeightDecl, WeightId,
-    WeightUse,
+    Bind, DeviceId, Graph, Node, NodeId, PAGE, PagedPart, StateDecl, StateId, StateKind, ValueId, WeightDecl,
+    WeightId, WeightUse,
 };
 use thiserror::Error;
 
@@ -155,38 +156,47 @@ pub struct StateSpec {
     pub format: KvFormat,
     /// Pages of [`PAGE`] positions; slots of recurrent state.
     pub pages: usize,
+    /// Pages for the parts of which a window is kept. They are numbered behind the others.
+    pub window_pages: usize,
 }
 
 impl StateSpec {
-    /// Bytes of one page of one part; `None` on overflow.
-    pub fn part_page_bytes(&self, part: usize) -> Option<usize> {
-        match &self.decl.kind {
-            StateKind::Paged { parts } => {
-                let part = parts.get(part)?;
-                self.format.row_bytes(1).checked_mul(part.width)?.checked_mul(part.rows(PAGE))
-            }
-            _ => None,
+    /// The numbers of the pages in which a part has rows.
+    pub fn part_pages(&self, part: &PagedPart) -> Range<usize> {
+        match part.window {
+            None => 0..self.pages,
+            Some(_) => self.pages..self.pages.saturating_add(self.window_pages),
         }
     }
 
-    /// Bytes of the first `rows` positions of a page in all parts, or of a slot of recurrent state, which is
-    /// one row; `None` on overflow and for more rows than a unit has.
-    pub fn unit_bytes(&self, rows: usize) -> Option<usize> {
+    /// Bytes of the first `rows` positions of a page in all parts that have rows there, or of a slot of recurrent
+    /// state, which is one row; `None` on overflow and for more rows than a unit has.
+    pub fn unit_bytes(&self, unit: u32, rows: usize) -> Option<usize> {
+        self.rows_bytes(unit as usize >= self.pages, rows)
+    }
+
+    /// [`StateSpec::unit_bytes`] of any page for windows, or of any other unit.
+    pub fn rows_bytes(&self, window: bool, rows: usize) -> Option<usize> {
         match &self.decl.kind {
-            StateKind::Paged { parts } if rows <= PAGE => parts.iter().try_fold(0usize, |sum, part| {
-                let row = part.width.checked_mul(self.format.row_bytes(1))?;
-                sum.checked_add(row.checked_mul(part.rows(rows))?)
-            }),
+            StateKind::Paged { parts } if rows <= PAGE => {
+                let parts = parts.iter().filter(|p| p.window.is_some() == window);
+                parts.map(|p| self.part_bytes(p, rows)).try_fold(0usize, |sum, bytes| sum.checked_add(bytes?))
+            }
             StateKind::Recurrent { width } if rows == 1 => width.checked_mul(4),
             _ => None,
         }
     }
 
+    /// Bytes of the first `rows` positions of a page in one part.
+    pub fn part_bytes(&self, part: &PagedPart, rows: usize) -> Option<usize> {
+        self.format.row_bytes(1).checked_mul(part.width)?.checked_mul(part.rows(rows))
+    }
+
     /// Bytes of the whole state; `None` on overflow.
     pub fn bytes(&self) -> Option<usize> {
         match &self.decl.kind {
-            StateKind::Paged { parts } => (0..parts.len()).try_fold(0usize, |sum, part| {
-                sum.checked_add(self.part_page_bytes(part)?.checked_mul(self.pages)?)
+            StateKind::Paged { parts } => parts.iter().try_fold(0usize, |sum, part| {
+                sum.checked_add(self.part_bytes(part, PAGE)?.checked_mul(self.part_pages(part).len())?)
             }),
             // Always f32: what every token multiplies would drift in f16.
             StateKind::Recurrent { width } => width.checked_mul(4)?.checked_mul(self.pages),

@@ -18,10 +18,16 @@ pub struct WindowRow<'a> {
     pub q: &'a [f32],
     /// Its absolute position.
     pub position: usize,
-    /// The sequence's pages: position `j` lies in slot `pages[j / PAGE] * PAGE + j % PAGE`.
-    pub pages: &'a [i32],
     /// Positions that it sees, its own included.
     pub window: usize,
+    /// Their pages: position `j` lies in row `(window_pages[j / PAGE] - first_page) * PAGE + j % PAGE`. Entries before
+    /// the window are not looked at.
+    pub window_pages: &'a [i32],
+    /// Number of the first page of the cache.
+    pub first_page: usize,
+    /// Pages of compressed rows: one lies in row `pages[j / PAGE] * PAGE + j % PAGE`, divided by the positions of a
+    /// page that share it, for the last position `j` that it stands for.
+    pub pages: &'a [i32],
     /// Positions per compressed row; 0: there are none.
     pub ratio: usize,
     /// Compressed rows, ascending, all complete at `position`; `None`: all that are.
@@ -35,13 +41,18 @@ impl WindowRow<'_> {
         let complete = end.checked_div(self.ratio).unwrap_or(0);
         let all = 0..if self.chosen.is_none() { complete } else { 0 };
         let chosen = self.chosen.unwrap_or_default().iter().map(|&i| i as usize);
-        let window = (end.saturating_sub(self.window)..end).map(|p| (0, self.slot(p)));
-        let compressed = PagedPart { width: 1, every: self.ratio.max(1) };
-        window.chain(all.chain(chosen).map(move |i| (1, compressed.row(self.slot((i + 1) * self.ratio - 1)))))
+        let window = (end.saturating_sub(self.window)..end).map(|p| (0, self.window_row(p)));
+        window.chain(all.chain(chosen).map(|i| (1, self.compressed_row(i))))
     }
 
-    fn slot(&self, position: usize) -> usize {
-        self.pages[position / PAGE] as usize * PAGE + position % PAGE
+    fn window_row(&self, position: usize) -> usize {
+        (self.window_pages[position / PAGE] as usize - self.first_page) * PAGE + position % PAGE
+    }
+
+    fn compressed_row(&self, i: usize) -> usize {
+        let last = (i + 1) * self.ratio - 1;
+        let slot = self.pages[last / PAGE] as usize * PAGE + last % PAGE;
+        PagedPart::each(1).every(self.ratio).row(slot)
     }
 }
 
@@ -115,7 +126,20 @@ mod tests {
         for (window, chosen, ratio) in
             [(100, None, 0), (7, None, ratio), (1000, Some(&[0, 3, 49][..]), ratio), (1, Some(&[]), ratio)]
         {
-            let row = WindowRow { q: &q, position, pages: &pages, window, ratio, chosen };
+            let first_page = 5;
+            let mut window_pages = pages.map(|p| p + first_page as i32);
+            let first_seen = (position + 1usize).saturating_sub(window) / PAGE;
+            window_pages[..first_seen].fill(-1);
+            let row = WindowRow {
+                q: &q,
+                position,
+                window,
+                window_pages: &window_pages,
+                first_page,
+                pages: &pages,
+                ratio,
+                chosen,
+            };
             let complete: Vec<i32> = (0..(position as i32 + 1) / ratio.max(1) as i32).collect();
             let listed = if ratio == 0 { &[][..] } else { chosen.unwrap_or(&complete) };
             let mut rows: Vec<&[f32]> = ((position + 1).saturating_sub(window)..=position)

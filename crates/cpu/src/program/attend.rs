@@ -1,6 +1,7 @@
 //! Attention. A task is a block of rows and one KV head; consecutive rows of one sequence share each tile
 //! of keys and values.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use minfer_graph::PAGE;
@@ -62,7 +63,7 @@ impl Step for AttendStep {
                 let same = table_at[start..end].iter().take_while(|&&t| t == table_at[start]).count();
                 let range = start..start + same;
                 let list = usize::try_from(table_at[start]).ok().and_then(|t| pages.get(t..));
-                match list.filter(|list| covers(list, &positions[range.clone()], state.slots())) {
+                match list.filter(|list| covers(list, &positions[range.clone()], 0, &state.pages(0))) {
                     Some(pages) => {
                         let block = Block { positions: &positions[range.clone()], rows: range, pages };
                         // SAFETY: this task alone writes these rows' part of this head.
@@ -80,13 +81,14 @@ impl Step for AttendStep {
     }
 }
 
-/// Whether a page list reaches the rows' positions with pages inside the cache.
-pub(super) fn covers(pages: &[i32], positions: &[i32], slots: usize) -> bool {
+/// Whether a page list reaches the rows' positions, with pages inside of the cache, from the page of position
+/// `first` on.
+pub(super) fn covers(list: &[i32], positions: &[i32], first: usize, pages: &Range<usize>) -> bool {
     let last = positions.iter().copied().max().unwrap_or(-1);
     let lowest = positions.iter().copied().min().unwrap_or(-1);
-    let needed = usize::try_from(last).map_or(0, |p| p / PAGE + 1);
-    lowest >= 0
-        && pages.get(..needed).is_some_and(|p| p.iter().all(|&p| p >= 0 && (p as usize) < slots / PAGE))
+    let needed = first / PAGE..usize::try_from(last).map_or(0, |p| p / PAGE + 1);
+    let inside = |&page: &i32| usize::try_from(page).is_ok_and(|page| pages.contains(&page));
+    lowest >= 0 && list.get(needed).is_some_and(|list| list.iter().all(inside))
 }
 
 impl AttendStep {

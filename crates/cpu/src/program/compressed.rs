@@ -8,7 +8,7 @@ use minfer_graph::Compress;
 use minfer_runtime::StateBuffer;
 
 use super::recurrent::{CHANNELS, Flow, StateSlots};
-use super::sparse::{PageTables, chosen};
+use super::sparse::{PageTables, Place, chosen};
 use super::{Loc, PerWorker, Run, Step, for_each_chunk};
 use crate::attention::{AttendShape, Scratch, WindowRow};
 use crate::compress::{Part, rows_before};
@@ -155,6 +155,8 @@ pub(crate) struct WindowStep {
     pub(super) state: Arc<dyn StateBuffer>,
     pub(super) q: Loc,
     pub(super) tables: PageTables,
+    /// Where compressed rows lie, if there are any.
+    pub(super) compressed: Option<PageTables>,
     pub(super) chosen: Option<Loc>,
     pub(super) out: Loc,
     pub(super) scratch: PerWorker<Scratch>,
@@ -195,17 +197,20 @@ impl WindowStep {
     ) {
         let CpuWeight::Vector(sinks) = &*self.sinks else { return };
         // SAFETY: by the caller's promise; nobody stores while attention runs.
-        let (place, q, listed, caches) = unsafe {
-            let compressed = if self.ratio > 0 { 1 } else { 0 };
+        let (places, q, listed, caches) = unsafe {
+            let window = self.tables.place(run, row, (state, 0), self.window);
+            let compressed = match &self.compressed {
+                Some(tables) => tables.place(run, row, (state, 1), usize::MAX).map(|place| place.pages),
+                None => Some(&[][..]),
+            };
             (
-                self.tables.place(run, row, state),
+                window.zip(compressed),
                 run.get::<f32>(&self.q, row, 1),
                 self.chosen.map(|loc| run.get::<i32>(&loc, row, 1)),
-                [state.rows(0), state.rows(compressed)],
+                [state.rows(0), state.rows(usize::from(self.compressed.is_some()))],
             )
         };
-        let Some(place) = place else { return };
-        let (position, pages) = (place.position, place.pages);
+        let Some((Place { position, pages: window_pages }, pages)) = places else { return };
         let listed = match listed {
             Some(list) => match chosen(list, (position + 1) / self.ratio) {
                 Some(list) => Some(list),
@@ -216,7 +221,16 @@ impl WindowStep {
             },
             None => None,
         };
-        let row_of = WindowRow { q, position, pages, window: self.window, ratio: self.ratio, chosen: listed };
+        let row_of = WindowRow {
+            q,
+            position,
+            window: self.window,
+            window_pages,
+            first_page: state.pages(0).start,
+            pages,
+            ratio: self.ratio,
+            chosen: listed,
+        };
         let at = heads.start * self.shape.v_dim;
         let out = run.kernels.attend_window(&self.shape, caches, sinks, &row_of, heads, s);
         let row = run.at(&self.out, row).cast::<f32>();

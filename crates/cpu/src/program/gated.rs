@@ -45,7 +45,16 @@ impl Step for GatedStep {
         let scratch = unsafe { self.scratch.get(worker) };
         for row in worker.share(run.rows(&self.slots), 1) {
             // SAFETY: by the caller's promise.
-            let completed = unsafe { self.tables.completed(run, row, &self.slots, state, self.pool.block) };
+            let completed = unsafe {
+                self.tables.completed(
+                    run,
+                    row,
+                    &self.slots,
+                    state,
+                    [self.pool.raw, self.pool.pooled],
+                    self.pool.block,
+                )
+            };
             let Some(completed) = completed else { continue };
             // SAFETY: as above, and rows of different workers differ.
             unsafe { self.block(run, state, bias, &completed, scratch) }
@@ -70,8 +79,8 @@ impl GatedStep {
         let rows = s.keys.chunks_exact_mut(width).zip(s.gates.chunks_exact_mut(width));
         for (i, (key, gate)) in rows.enumerate() {
             let slot = completed.place.slot(completed.first + i);
-            raw.load(k, slot, key);
-            gates.load(k, slot, gate);
+            raw.load(k, state.row(self.pool.raw, slot), key);
+            gates.load(k, state.row(self.pool.gates, slot), gate);
         }
         k.gated_key(&s.keys, &s.gates, bias, &mut s.key);
         // SAFETY: the slot exists, and the engine gives every row of a step a slot of its own.

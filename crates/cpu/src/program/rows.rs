@@ -2,7 +2,7 @@
 //! storing K and V; `streams` has those that rearrange a row. Worker `w` has the same rows in all of them, so chains of such steps need no barrier.
 
 use minfer_format::TensorBytes;
-use minfer_graph::{DType, ExpertWeights, Norm, Op, Rope, RopeTable, Router, StorePart};
+use minfer_graph::{DType, ExpertWeights, Norm, Op, PAGE, Rope, RopeTable, Router, StorePart};
 
 use super::{Loc, PerWorker, Run, Step};
 use crate::device::CpuWeight;
@@ -260,11 +260,10 @@ impl<'a> Row<'a> {
         let Extra::State(state) = &self.step.extra else { return };
         let Some(state) = state.as_any().downcast_ref::<PagedState>() else { return };
         let Ok(slot) = usize::try_from(slot) else { return };
-        if slot >= state.slots() {
-            self.run.fail(format!("slot {slot} is outside of {} slots", state.slots()));
-            return;
-        }
         for (part, input) in parts {
+            if !state.pages(part).contains(&(slot / PAGE)) {
+                return self.run.fail(format!("slot {slot} is outside of pages {:?}", state.pages(part)));
+            }
             // SAFETY: the slot exists, and the engine gives every row of a step a slot of its own.
             unsafe { state.slot_mut(part, slot).store(self.run.kernels, 0, self.f32(input)) }
         }

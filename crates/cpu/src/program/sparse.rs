@@ -17,6 +17,7 @@ use crate::pool::{ChunkCounter, Worker};
 use crate::state::PagedState;
 
 /// A sequence's positions and pages, row by row.
+#[derive(Clone, Copy)]
 pub(crate) struct PageTables {
     pub(super) positions: Loc,
     pub(super) table_at: Loc,
@@ -30,7 +31,8 @@ pub(super) struct Place<'a> {
 }
 
 impl PageTables {
-    /// `None` (and a reported failure) when the row's page list does not reach its position.
+    /// `None` (and a reported failure) when the row's page list does not cover the last `window` positions up to
+    /// its own with pages of the part.
     ///
     /// # Safety
     /// As [`Step::run`].
@@ -38,7 +40,8 @@ impl PageTables {
         &self,
         run: &'a Run<'_>,
         row: usize,
-        state: &PagedState,
+        (state, part): (&PagedState, usize),
+        window: usize,
     ) -> Option<Place<'a>> {
         // SAFETY: inputs are complete by the caller's promise.
         let (position, table_at, pages) = unsafe {
@@ -49,7 +52,8 @@ impl PageTables {
             )
         };
         let list = usize::try_from(table_at).ok().and_then(|t| pages.get(t..));
-        match list.filter(|list| covers(list, position, state.slots())) {
+        let first = (usize::try_from(position[0]).unwrap_or(0) + 1).saturating_sub(window);
+        match list.filter(|list| covers(list, position, first, &state.pages(part))) {
             Some(pages) => Some(Place { position: position[0] as usize, pages }),
             None => {
                 run.fail("a row's page list does not cover its position".to_string());
@@ -69,7 +73,8 @@ pub(super) struct Completed<'a> {
 }
 
 impl PageTables {
-    /// The block of `block` positions that a row completes, if it is one to be kept.
+    /// The block of `block` positions that a row completes, if it is one to be kept; `[raw, pooled]` are parts of
+    /// the state.
     ///
     /// # Safety
     /// As [`Step::run`].
@@ -79,16 +84,17 @@ impl PageTables {
         row: usize,
         slots: &Loc,
         state: &PagedState,
+        [raw, pooled]: [usize; 2],
         block: usize,
     ) -> Option<Completed<'a>> {
         // SAFETY: inputs are complete by the caller's promise.
         let slot = usize::try_from(unsafe { run.get::<i32>(slots, row, 1)[0] }).ok()?;
-        if slot >= state.slots() {
-            run.fail(format!("slot {slot} is outside of {} slots", state.slots()));
+        if !state.pages(pooled).contains(&(slot / PAGE)) {
+            run.fail(format!("slot {slot} is outside of pages {:?}", state.pages(pooled)));
             return None;
         }
         // SAFETY: as above.
-        let place = unsafe { self.place(run, row, state)? };
+        let place = unsafe { self.place(run, row, (state, raw), block)? };
         let end = place.position + 1;
         end.is_multiple_of(block).then(|| Completed { place, slot, first: end - block })
     }
@@ -134,12 +140,22 @@ impl PoolStep {
         scratch: &mut PoolScratch,
     ) {
         // SAFETY: by the caller's promise.
-        let completed = unsafe { self.tables.completed(run, row, &self.slots, state, self.pool.block) };
+        let completed = unsafe {
+            self.tables.completed(
+                run,
+                row,
+                &self.slots,
+                state,
+                [self.pool.raw, self.pool.pooled],
+                self.pool.block,
+            )
+        };
         let Some(Completed { place, slot, first }) = completed else { return };
         let k = run.kernels;
         // SAFETY: rows of this step were stored before the barrier, and this step writes another part.
         let raw = unsafe { state.rows(self.pool.raw) };
-        let load = |i: usize, out: &mut [f32]| raw.load(k, place.slot(first + i), out);
+        let load =
+            |i: usize, out: &mut [f32]| raw.load(k, state.row(self.pool.raw, place.slot(first + i)), out);
         let key = k.pool_key(&self.pool, weight, first as i32, load, scratch);
         // SAFETY: the slot exists, and the engine gives every row of a step a slot of its own.
         unsafe { state.slot_mut(self.pool.pooled, slot).store(k, 0, key) }
@@ -223,7 +239,9 @@ impl SelectStep {
             let row = rows - 1 - task.start;
             // SAFETY: by the caller's promise, and a row is one task.
             unsafe {
-                let Some(place) = self.tables.place(run, row, state) else { return };
+                let Some(place) = self.tables.place(run, row, (state, self.select.pooled), usize::MAX) else {
+                    return;
+                };
                 let blocks = (place.position + 1) / self.select.block;
                 if blocks > self.select.top {
                     let SelectScratch { scores, key, .. } = s;
@@ -251,7 +269,9 @@ impl SelectStep {
             let (row, first) = (task.start / tasks, task.start % tasks * SCORED);
             // SAFETY: inputs are complete by the caller's promise.
             unsafe {
-                let Some(place) = self.tables.place(run, row, state) else { return };
+                let Some(place) = self.tables.place(run, row, (state, self.select.pooled), usize::MAX) else {
+                    return;
+                };
                 let blocks = (place.position + 1) / self.select.block;
                 if blocks > self.select.top && first < blocks {
                     let (range, shared) = (first..(first + SCORED).min(blocks), self.scores.of_row(row));
@@ -264,7 +284,9 @@ impl SelectStep {
         for row in worker.share(rows, 1) {
             // SAFETY: as above, and this worker alone has the row.
             unsafe {
-                let Some(place) = self.tables.place(run, row, state) else { continue };
+                let Some(place) = self.tables.place(run, row, (state, self.select.pooled), usize::MAX) else {
+                    continue;
+                };
                 let blocks = (place.position + 1) / self.select.block;
                 for (score, bits) in s.scores[..blocks].iter_mut().zip(self.scores.of_row(row)) {
                     *score = f32::from_bits(bits.load(Ordering::Relaxed));
@@ -364,7 +386,7 @@ impl SparseStep {
         s: &mut Scratch,
     ) {
         // SAFETY: by the caller's promise.
-        let Some(place) = (unsafe { self.tables.place(run, row, state) }) else { return };
+        let Some(place) = (unsafe { self.tables.place(run, row, (state, 0), usize::MAX) }) else { return };
         // SAFETY: inputs are complete, and nobody stores while attention runs.
         let (q, blocks, kv) = unsafe {
             (run.get::<f32>(&self.q, row, 1), run.get::<i32>(&self.blocks, row, 1), state.view(self.v_part))

@@ -102,7 +102,8 @@ impl Session {
     ) -> Session {
         let device = Arc::new(CpuDevice::new(threads, isa).unwrap());
         let placed = Placed::new(graph.clone(), vec![device], &Policy::default()).unwrap();
-        let spec = |decl: &minfer_graph::StateDecl| StateSpec { decl: decl.clone(), format, pages };
+        let spec =
+            |decl: &minfer_graph::StateDecl| StateSpec { decl: decl.clone(), format, pages, window_pages: 0 };
         let states: Vec<_> = graph.states.iter().map(spec).collect();
         let max = Bind { rows: VOCAB, outs: 1 };
         let options = ExecutorOptions { max, wait_timeout: Duration::from_secs(1), sync_copies: false };

@@ -26,7 +26,7 @@ fn graph() -> Graph {
         ["ids", "positions", "slots", "table_at"].map(|name| per_row(&mut b, name));
     let pages = b.input("pages", ValueType::i32(Dim::Const(PAGES.len() + 1), []));
     let mut parts = vec![LATENT, INDEX_DIM, INDEX_DIM].into_iter().map(PagedPart::each).collect::<Vec<_>>();
-    parts.push(PagedPart { width: INDEX_DIM, every: BLOCK });
+    parts.push(PagedPart::each(INDEX_DIM).every(BLOCK));
     let kind = StateKind::Paged { parts };
     let state = b.state(StateDecl { name: "latent".to_string(), layer: 0, kind });
     let q = table(&mut b, ids, "q", HEADS * K);

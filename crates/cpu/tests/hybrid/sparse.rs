@@ -24,7 +24,7 @@ fn graph(top: usize) -> Graph {
     let pages = b.input("pages", ValueType::i32(Dim::Const(PAGES.len() + 1), []));
     let kv = ATTEND.kv_heads * DIM;
     let mut parts = vec![kv, kv, INDEX_DIM].into_iter().map(PagedPart::each).collect::<Vec<_>>();
-    parts.push(PagedPart { width: INDEX_DIM, every: BLOCK });
+    parts.push(PagedPart::each(INDEX_DIM).every(BLOCK));
     let kind = StateKind::Paged { parts };
     let state = b.state(StateDecl { name: "kv".to_string(), layer: 0, kind });
     let q = table(&mut b, ids, "q", ATTEND.heads * DIM);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use minfer_graph::{PAGE, StateId};
 use minfer_model::{Checkpoint, Hyper};
-use minfer_runtime::{Executor, KvFormat};
+use minfer_runtime::{Executor, KvFormat, RuntimeError};
 
 use super::Engine;
 use crate::draft::Draft;
@@ -39,22 +39,28 @@ impl Engine {
     pub fn snapshot(&mut self, id: SequenceId) -> Result<Snapshot, EngineError> {
         let sequence = self.sequence(id)?;
         sequence.check_no_window()?;
-        let pages = sequence.pages.clone();
-        let (checkpoints, mut slots): (Vec<_>, Vec<_>) = sequence.state.checkpoints().unzip();
+        let table = sequence.table.clone();
+        let earlier = sequence.state.checkpoints();
+        let (checkpoints, mut marks): (Vec<_>, Vec<_>) =
+            earlier.map(|(len, slot, recent)| (len, (Some(slot), recent.clone()))).unzip();
         let tokens = sequence.tokens.clone();
-        let current = sequence.state.slot();
+        let current = (sequence.state.slot(), sequence.state.recent.clone());
         let mut snapshot = Snapshot::new(self.origin.clone(), tokens, checkpoints)?;
         if !snapshot.last_is_checkpoint() {
-            slots.extend(current);
+            marks.push(current);
         }
         let mut payload = std::mem::take(&mut snapshot.payload);
         let homes = self.homes();
-        for Piece { state, place, .. } in snapshot.pieces() {
+        for Piece { state, place, rows, .. } in snapshot.pieces() {
+            let unit = match place {
+                Place::Page { at, .. } => table.page(at),
+                Place::Slot { mark } => marks[mark].0,
+                Place::Recent { mark, at, .. } => marks[mark].1.page(at),
+            };
+            let missing = || RuntimeError::Internal("a sequence misses a page of its own".to_string());
+            let unit = unit.ok_or_else(missing)?;
             let (executor, id) = self.home(homes[state])?;
-            match place {
-                Place::Page { at, rows } => executor.read_state(id, pages[at], rows, &mut payload)?,
-                Place::Slot { at } => executor.read_state(id, slots[at], 1, &mut payload)?,
-            }
+            executor.read_state(id, unit, rows, &mut payload)?;
         }
         self.reuse.snapshots += 1;
         Ok(Snapshot { payload, ..snapshot })
@@ -101,21 +107,23 @@ impl Engine {
     /// Takes pages, then slots, and writes the snapshot into them.
     fn fill(&mut self, sequence: &mut Sequence, snapshot: &Snapshot) -> Result<(), EngineError> {
         let homes = self.homes();
-        sequence.reserve(0, &mut self.pool)?;
-        for Piece { state, place, bytes } in snapshot.pieces() {
-            let Place::Page { at, rows } = place else { break };
-            let (executor, id) = self.home(homes[state])?;
-            executor.write_state(id, sequence.pages[at], rows, &snapshot.payload[bytes])?;
+        sequence.table.reserve(0, sequence.tokens.len(), &mut self.pool)?;
+        let mut adopted = Vec::new();
+        if let Some(recurrent) = &mut self.recurrent {
+            let (marks, last) = (snapshot.marks(), snapshot.last_is_checkpoint());
+            (sequence.state, adopted) = recurrent.adopt(&marks, last, &mut self.sequences)?;
         }
-        let Some(recurrent) = &mut self.recurrent else { return Ok(()) };
-        let (marks, last) = (snapshot.marks(), snapshot.last_is_checkpoint());
-        let slots;
-        (sequence.state, slots) = recurrent.adopt(&marks, last, &mut self.sequences)?;
-        for Piece { state, place, bytes } in snapshot.pieces() {
-            let Place::Slot { at } = place else { continue };
-            let Some(slot) = slots[at] else { continue };
+        let mark = |at: usize| adopted.get(at).and_then(Option::as_ref);
+        for Piece { state, place, rows, bytes } in snapshot.pieces() {
+            let unit = match place {
+                Place::Page { at, .. } => sequence.table.page(at),
+                Place::Slot { mark: at } => mark(at).map(|a| a.slot),
+                Place::Recent { mark: of, at, .. } => mark(of).and_then(|a| a.recent.page(at)),
+            };
+            // A checkpoint that there was no room for.
+            let Some(unit) = unit else { continue };
             let (executor, id) = self.home(homes[state])?;
-            executor.write_state(id, slot, 1, &snapshot.payload[bytes])?;
+            executor.write_state(id, unit, rows, &snapshot.payload[bytes])?;
         }
         Ok(())
     }

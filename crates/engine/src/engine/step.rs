@@ -3,9 +3,10 @@
 
 use minfer_graph::Bind;
 
-use super::{Chunk, Engine, Logits, Outs};
+use super::{Chunk, Engine, Logits, Outs, takes};
+use crate::block_table::PageCopy;
 use crate::error::EngineError;
-use crate::sequence::{PageCopy, SequenceId};
+use crate::sequence::{Sequence, SequenceId};
 use crate::states::StateMove;
 
 /// Inputs of a step, kept so that a step allocates nothing in the long run.
@@ -19,6 +20,8 @@ pub(super) struct StepInputs {
     out_rows: Vec<i32>,
     state_from: Vec<i32>,
     state_to: Vec<i32>,
+    window_slots: Vec<i32>,
+    window_pages: Vec<i32>,
     /// f32 by their bits.
     ngrams: Vec<i32>,
 }
@@ -34,6 +37,8 @@ impl StepInputs {
             &mut self.out_rows,
             &mut self.state_from,
             &mut self.state_to,
+            &mut self.window_slots,
+            &mut self.window_pages,
             &mut self.ngrams,
         ] {
             list.clear();
@@ -85,16 +90,8 @@ impl Engine {
         if let Some(recurrent) = &mut self.recurrent {
             taken.moves.into_iter().for_each(|state_move| recurrent.undo(state_move));
         }
-        for (id, copy) in taken.copies {
-            if let Some(sequence) = self.sequences.get_mut(&id.0) {
-                sequence.undo_copy(copy, &mut self.pool);
-            }
-        }
-        for chunk in chunks {
-            if let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) {
-                sequence.trim(&mut self.pool);
-            }
-        }
+        self.undo_copies(taken.copies);
+        chunks.iter().for_each(|chunk| self.trim(chunk.sequence));
     }
 
     fn check_step(&self, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {
@@ -113,7 +110,7 @@ impl Engine {
             }
             let (have, add) = (sequence.len(), chunk.tokens.len());
             self.check_context(have, add)?;
-            needed += sequence.pages_needed(add, &self.pool);
+            needed += sequence.table.needed(have, add, &self.pool);
         }
         let live = self.sequences.len();
         if chunks.len() > self.limits.sequences.max(live) {
@@ -128,14 +125,11 @@ impl Engine {
             recurrent.make_room(chunks, &mut self.sequences);
         }
         for (i, chunk) in chunks.iter().enumerate() {
-            let Some(sequence) = self.sequences.get_mut(&chunk.sequence.0) else { continue };
+            let Some(len) = self.sequences.get(&chunk.sequence.0).map(Sequence::len) else { continue };
             if let Some(recurrent) = &mut self.recurrent {
-                taken.moves.push(recurrent.plan(sequence.len(), &chunks[i..])?);
+                taken.moves.push(recurrent.plan(len, &chunks[i..])?);
             }
-            if let Some(copy) = sequence.reserve(chunk.tokens.len(), &mut self.pool)? {
-                taken.copies.push((chunk.sequence, copy));
-                self.copy_page(copy)?;
-            }
+            self.make_pages(chunk.sequence, chunk.tokens.len(), &mut taken.copies)?;
         }
         Ok(())
     }
@@ -152,8 +146,11 @@ impl Engine {
             ("pages", &i.pages),
             ("out_rows", &i.out_rows),
         ];
-        if self.recurrent.is_some() {
+        if takes(&self.executor, "state_from") {
             inputs.extend([("state_from", &i.state_from[..]), ("state_to", &i.state_to[..])]);
+        }
+        if takes(&self.executor, "window_slots") {
+            inputs.extend([("window_slots", &i.window_slots[..]), ("window_pages", &i.window_pages[..])]);
         }
         if self.ngrams.is_some() {
             inputs.push(("ngrams", &i.ngrams));
@@ -182,13 +179,17 @@ impl Engine {
             let sequence = self.sequences.get(&chunk.sequence.0);
             let sequence = sequence.ok_or(EngineError::UnknownSequence(chunk.sequence.0))?;
             let table_at = i.pages.len() as i32;
-            i.pages.extend(sequence.pages.iter().map(|&p| p as i32));
+            i.pages.extend(sequence.table.pages().map(|p| p as i32));
+            // Beside the others, so that one start serves both lists.
+            let recent = |index| sequence.state.recent.page(index).map_or(-1, |page| page as i32);
+            i.window_pages.extend((0..sequence.table.end()).map(recent));
             let first_row = i.tokens.len();
             for (n, &token) in chunk.tokens.iter().enumerate() {
                 let position = sequence.len() + n;
                 i.tokens.push(token as i32);
                 i.positions.push(position as i32);
-                i.slots.push(sequence.slot(position));
+                i.slots.push(sequence.table.slot(position));
+                i.window_slots.push(sequence.state.recent.slot(position));
                 i.table_at.push(table_at);
             }
             if let Some(state_move) = moves.get(c) {

@@ -44,7 +44,7 @@ pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
         out.extend(u16::from(state.draft).to_le_bytes());
         out.extend(state.device.number().to_le_bytes());
         let (kind, sizes) = match &decl.kind {
-            StateKind::Paged { parts } => (PAGED, parts.iter().flat_map(|p| [p.width, p.every]).collect()),
+            StateKind::Paged { parts } => (PAGED, parts.iter().flat_map(sizes_of).collect()),
             StateKind::Recurrent { width } => (RECURRENT, vec![*width]),
             // No device opens another kind.
             _ => (u16::MAX, vec![]),
@@ -82,7 +82,11 @@ pub(super) fn decode(header: &[u8]) -> Option<Snapshot> {
             _ => return None,
         };
         let decl = StateDecl { name, layer, kind };
-        states.push(Held { draft, device, spec: StateSpec { decl, format: kv_format, pages: 0 } });
+        states.push(Held {
+            draft,
+            device,
+            spec: StateSpec { decl, format: kv_format, pages: 0, window_pages: 0 },
+        });
     }
     let bytes = (fields.u32()? as usize).checked_mul(4)?;
     let mut items = Fields(fields.take(bytes)?);
@@ -94,9 +98,17 @@ pub(super) fn decode(header: &[u8]) -> Option<Snapshot> {
 }
 
 fn parts(sizes: &[usize]) -> Option<Vec<PagedPart>> {
-    let (pairs, rest) = sizes.as_chunks();
-    let part = |&[width, every]: &[usize; 2]| PagedPart::fits(every).then_some(PagedPart { width, every });
-    if rest.is_empty() { pairs.iter().map(part).collect() } else { None }
+    let (parts, rest) = sizes.as_chunks();
+    let part = |&[width, every, window]: &[usize; 3]| {
+        let window = (window > 0).then_some(window);
+        PagedPart::fits(every).then_some(PagedPart { width, every, window })
+    };
+    if rest.is_empty() { parts.iter().map(part).collect() } else { None }
+}
+
+/// Of a part: its width, positions per row, and its window or 0.
+fn sizes_of(part: &PagedPart) -> [usize; 3] {
+    [part.width, part.every, part.window.unwrap_or(0)]
 }
 
 /// What a sequence cannot be; and the payload must be as long as the header says.
@@ -104,10 +116,10 @@ pub(super) fn check(snapshot: &Snapshot, payload: usize) -> Result<(), String> {
     let (len, checkpoints) = (snapshot.tokens.len(), &snapshot.checkpoints);
     let ascending = checkpoints.windows(2).all(|pair| pair[0] < pair[1]);
     let inside = checkpoints.iter().all(|c| (1..=len).contains(c));
-    if !(ascending && inside && (checkpoints.is_empty() || snapshot.origin.is_recurrent())) {
+    if !(ascending && inside && (checkpoints.is_empty() || snapshot.origin.has_marks())) {
         return Err(format!("its checkpoints cannot be those of {len} tokens"));
     }
-    match snapshot.origin.payload_bytes(len, snapshot.marks().len()) {
+    match snapshot.origin.payload_bytes(len, &snapshot.marks()) {
         Some(bytes) if bytes == payload => Ok(()),
         Some(bytes) => Err(format!("it has {payload} bytes of state, its header needs {bytes}")),
         None => Err("its sizes overflow".to_string()),

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use minfer_cpu::Isa;
-use minfer_engine::{Checkpoint, KvFormat};
+use minfer_engine::Checkpoint;
 use minfer_graph::{Bind, Graph};
 use minfer_model::DraftHead;
 use minfer_runtime::plan::{Placed, Policy};
-use minfer_runtime::{Executor, ExecutorOptions, SourceError, StateSpec, StepOutputs, WeightSource};
+use minfer_runtime::{Executor, ExecutorOptions, SourceError, StepOutputs, WeightSource};
 
 use super::cpu;
+use super::parts::{states, windows};
 
-/// Pages of the one sequence, in order.
-pub const PAGES: usize = 6;
+pub use super::parts::PAGES;
 
 struct Source<'a>(&'a Checkpoint);
 
@@ -24,12 +24,7 @@ impl WeightSource for Source<'_> {
 
 /// An executor of up to 300 rows; `beside` another one, whose states of the same names it uses.
 pub fn executor(model: &Checkpoint, graph: Graph, beside: Option<&Executor>) -> Executor {
-    let spec = |decl: &minfer_graph::StateDecl| StateSpec {
-        decl: decl.clone(),
-        format: KvFormat::F32,
-        pages: PAGES,
-    };
-    let states: Vec<_> = graph.states.iter().map(spec).collect();
+    let states = states(&graph);
     let devices = match beside {
         Some(other) => other.placed().devices.clone(),
         None => cpu(2, Isa::detect()),
@@ -66,6 +61,10 @@ pub fn run<'e>(
         ("pages", &pages),
         ("out_rows", &out_rows),
     ];
+    let windows = windows(&positions);
+    if executor.placed().graph.inputs.iter().any(|i| i.name == "window_slots") {
+        inputs.extend([("window_slots", &windows[0][..]), ("window_pages", &windows[1][..])]);
+    }
     inputs.extend(further);
     executor.execute(Bind { rows, outs: out_rows.len() }, &inputs).unwrap()
 }

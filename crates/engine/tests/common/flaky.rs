@@ -102,7 +102,7 @@ impl StateBuffer for FlakyState {
             return self.0.write(unit, rows, bytes);
         }
         if rows > 1 {
-            let half = self.2.unit_bytes(rows / 2).unwrap();
+            let half = self.2.unit_bytes(unit, rows / 2).unwrap();
             self.0.write(unit, rows / 2, &bytes[..half])?;
         }
         Err(failed())

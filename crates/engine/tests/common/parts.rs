@@ -2,7 +2,7 @@
 
 use minfer_cpu::Isa;
 use minfer_engine::{Checkpoint, Chunk, Engine, EngineOptions, KvFormat, Outs};
-use minfer_graph::{Bind, Graph, Node, Op, Output, StateKind, ValueId};
+use minfer_graph::{Bind, Graph, Node, Op, Output, PAGE, StateDecl, StateKind, ValueId};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{Executor, ExecutorOptions, SourceError, StateSpec, WeightSource};
 
@@ -26,13 +26,29 @@ pub fn nodes<'a>(graph: &'a Graph, layer: Option<u32>, is: impl Fn(&Op) -> bool 
     graph.nodes.iter().filter(|n| n.layer == layer && is(&n.op)).collect()
 }
 
+/// Pages of one sequence of up to 512 positions, and as many for windows behind them.
+pub const PAGES: usize = 8;
+
+/// State of one sequence.
+pub fn states(graph: &Graph) -> Vec<StateSpec> {
+    let units = |kind: &StateKind| if matches!(kind, StateKind::Recurrent { .. }) { 1 } else { PAGES };
+    let spec = |decl: &StateDecl| StateSpec {
+        decl: decl.clone(),
+        format: KvFormat::F32,
+        pages: units(&decl.kind),
+        window_pages: PAGES,
+    };
+    graph.states.iter().map(spec).collect()
+}
+
+/// Where positions lie in the pages for windows, and the list of those pages.
+pub fn windows(positions: &[i32]) -> [Vec<i32>; 2] {
+    let first = PAGES as i32;
+    [positions.iter().map(|p| first * PAGE as i32 + p).collect(), (first..2 * first).collect()]
+}
+
 pub fn executor(model: &Checkpoint, graph: Graph) -> Executor {
-    let units = |kind: &StateKind| if matches!(kind, StateKind::Recurrent { .. }) { 1 } else { 8 };
-    let states: Vec<_> = graph
-        .states
-        .iter()
-        .map(|decl| StateSpec { decl: decl.clone(), format: KvFormat::F32, pages: units(&decl.kind) })
-        .collect();
+    let states = states(&graph);
     let placed = Placed::new(graph, cpu(2, Isa::detect()), &Policy::default()).unwrap();
     let options = ExecutorOptions {
         max: Bind { rows: 128, outs: 128 },
@@ -49,14 +65,17 @@ pub struct Inputs {
     zeros: Vec<i32>,
     from: Vec<i32>,
     to: Vec<i32>,
+    windows: [Vec<i32>; 2],
 }
 
 impl Inputs {
     pub fn new(tokens: &[u32]) -> Inputs {
         let rows = tokens.len();
+        let positions: Vec<i32> = (0..rows as i32).collect();
         Inputs {
+            windows: windows(&positions),
             tokens: tokens.iter().map(|&t| t as i32).collect(),
-            positions: (0..rows as i32).collect(),
+            positions,
             zeros: vec![0; rows],
             from: (0..rows).map(|r| if r == 0 { -2 } else { -1 }).collect(),
             to: (0..rows).map(|r| if r + 1 == rows { 0 } else { -1 }).collect(),
@@ -74,6 +93,8 @@ impl Inputs {
             ("out_rows", &self.positions),
             ("state_from", &self.from),
             ("state_to", &self.to),
+            ("window_slots", &self.windows[0]),
+            ("window_pages", &self.windows[1][..pages.len()]),
         ]
     }
 }

@@ -42,17 +42,21 @@ impl GraphBuilder {
         self.push(Op::StorePart(store), &[x, positions, slots], None, Some(state), "");
     }
 
-    /// Attention to a window and to compressed rows: those listed in `chosen`, or all complete ones.
+    /// Attention to a window, whose page lists are among the tables, and to compressed rows, which lie in `pages`:
+    /// those listed in `chosen`, or all complete ones.
+    #[allow(clippy::too_many_arguments)]
     pub fn attend_window(
         &mut self,
         q: ValueId,
-        [positions, table_at, pages]: [ValueId; 3],
+        [positions, table_at, window_pages]: [ValueId; 3],
+        pages: ValueId,
         chosen: Option<ValueId>,
         sinks: WeightId,
         state: StateId,
         attend: AttendWindow,
     ) -> ValueId {
-        let inputs: Vec<_> = [q, positions, table_at, pages].into_iter().chain(chosen).collect();
+        let inputs: Vec<_> =
+            [q, positions, table_at, window_pages, pages].into_iter().chain(chosen).collect();
         self.one(Op::AttendWindow(attend), &inputs, Some(sinks), Some(state), "attended")
     }
 

@@ -63,17 +63,20 @@ impl Operands<'_> {
 
     pub(crate) fn attend_window(&self, a: &AttendWindow) -> Result<Vec<ValueType>, String> {
         let count = self.inputs.len();
-        if !(4..=5).contains(&count) {
-            return Err(format!("takes 4 or 5 inputs, got {count}"));
+        if !(5..=6).contains(&count) {
+            return Err(format!("takes 5 or 6 inputs, got {count}"));
         }
         let q = self.float(0)?;
         self.page_tables(q.shape.lead, 1)?;
-        match self.inputs[4..] {
+        if self.inputs[4] != self.inputs[3] {
+            return Err(format!("page tables {} and {} differ", self.inputs[3], self.inputs[4]));
+        }
+        match self.inputs[5..] {
             [] => {}
             [ids] if ids.dtype == DType::I32 && ids.shape.inner.len() == 1 && a.ratio > 0 => {
                 self.same_lead(&[q.shape.lead, ids.shape.lead])?;
             }
-            _ => return Err(format!("{} is not a list of compressed rows per row", self.inputs[4])),
+            _ => return Err(format!("{} is not a list of compressed rows per row", self.inputs[5])),
         }
         self.weight_is(&[a.attend.heads])?;
         let widths = self.widths()?;

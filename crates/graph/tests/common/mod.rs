@@ -34,7 +34,7 @@ pub fn weight(b: &mut GraphBuilder, name: &str, ty: BlockType, shape: &[usize]) 
 
 /// State whose last parts, from `first` on, have a row for every so many positions.
 pub fn pooled(widths: &[usize], first: usize, every: usize) -> StateDecl {
-    let rows = |(i, &width)| PagedPart { width, every: if i < first { 1 } else { every } };
+    let rows = |(i, &width)| PagedPart::each(width).every(if i < first { 1 } else { every });
     let parts = widths.iter().enumerate().map(rows).collect();
     StateDecl { kind: StateKind::Paged { parts }, ..kv(0, &[]) }
 }

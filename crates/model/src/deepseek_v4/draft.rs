@@ -81,7 +81,7 @@ pub(super) fn block(
 ) -> Result<DraftHead, ModelError> {
     let (mut step, x) = Step::start(ck, m, page_table)?;
     let ends = step.p.b.input("ends", ValueType::i32(Dim::Rows, []));
-    let [_, table_at, pages] = step.p.tables;
+    let [_, table_at, pages] = step.p.window_tables();
     let reach = Reach { tables: [ends, table_at, pages], window: m.sizes.window + dspark.size };
     let mut h = step.streams(x);
     for stage in 0..STAGES {

@@ -22,13 +22,14 @@ impl Executor {
         Some(&self.states.get(id.index())?.as_ref()?.buffer)
     }
 
-    /// Copies page `from` over page `to` in every paged state.
+    /// Copies page `from` over page `to` in every paged state that has such pages.
     ///
     /// # Errors
     /// A device that refuses; some states may have been copied.
     pub fn copy_page(&self, from: u32, to: u32) -> Result<(), RuntimeError> {
         for state in self.states.iter().flatten() {
-            if let StateKind::Paged { .. } = state.spec.decl.kind {
+            let StateKind::Paged { parts } = &state.spec.decl.kind else { continue };
+            if parts.iter().any(|p| state.spec.part_pages(p).contains(&(from as usize))) {
                 let copied = state.buffer.copy_page(from, to);
                 copied.map_err(|e| self.state_error("copying a page of", state, e))?;
             }
@@ -67,7 +68,7 @@ impl Executor {
         let readback = readback.map_err(|e| self.state_error("reading", state, e))?;
         let bytes = readback.wait(self.options.wait_timeout);
         let bytes = bytes.map_err(|e| self.wait_error(&what("", state), state.device, e))?;
-        if Some(bytes.len()) != state.spec.unit_bytes(rows) {
+        if Some(bytes.len()) != state.spec.unit_bytes(unit, rows) {
             let text = format!("{} bytes of {rows} rows of{}", bytes.len(), what("", state));
             return Err(RuntimeError::Internal(text));
         }

@@ -195,7 +195,11 @@ pub fn attention(layers: u32) -> Graph {
 
 /// The state of [`attention`], in four pages.
 pub fn states(graph: &Graph, format: KvFormat) -> Vec<StateSpec> {
-    graph.states.iter().map(|decl| StateSpec { decl: decl.clone(), format, pages: 4 }).collect()
+    graph
+        .states
+        .iter()
+        .map(|decl| StateSpec { decl: decl.clone(), format, pages: 4, window_pages: 0 })
+        .collect()
 }
 
 /// Appends `ids` to the sequence in pages 2, 0, 3, 1 that has `past` positions.

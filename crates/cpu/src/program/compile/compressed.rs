@@ -9,6 +9,7 @@ use crate::device::CpuWeight;
 use crate::pool::ChunkCounter;
 use crate::program::Step;
 use crate::program::compressed::{CompressScratch, CompressStep, WindowStep};
+use crate::program::sparse::PageTables;
 
 impl Compiler<'_> {
     pub(super) fn compress(&self, node: &Node, c: &Compress) -> Result<Box<dyn Step>, DeviceError> {
@@ -36,14 +37,19 @@ impl Compiler<'_> {
         }
         let (heads, scale) = (a.attend.heads, a.attend.scale);
         let shape = AttendShape { heads, kv_heads: 1, k_dim: dim, v_dim: dim, scale };
+        let tables = self.page_tables(node, 1)?;
         Ok(Box::new(WindowStep {
             shape,
             window: a.window,
             ratio: a.ratio,
             sinks,
             q: self.loc(node.inputs[0])?,
-            tables: self.page_tables(node, 1)?,
-            chosen: node.inputs.get(4).map(|&v| self.loc(v)).transpose()?,
+            compressed: match a.ratio {
+                0 => None,
+                _ => Some(PageTables { pages: self.loc(node.inputs[4])?, ..tables }),
+            },
+            tables,
+            chosen: node.inputs.get(5).map(|&v| self.loc(v)).transpose()?,
             out: self.loc(node.outputs[0])?,
             scratch: self.per_worker(|| Scratch::new(&shape, 1)),
             next: ChunkCounter::new(),
