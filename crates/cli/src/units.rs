@@ -1,7 +1,7 @@
 //! Numbers as people read them, and the sizes that several commands tell.
 
 use minfer_engine::KvFormat;
-use minfer_graph::{StateDecl, StateKind};
+use minfer_graph::{PagedPart, StateDecl, StateKind};
 use minfer_runtime::Memory;
 
 /// Bytes in binary units: `30.0 MiB`.
@@ -38,13 +38,21 @@ pub(crate) fn memory(memory: &Memory) -> String {
 
 /// Bytes of keys and values that one token takes in every layer together.
 pub(crate) fn kv_bytes_per_token(states: &[StateDecl], format: KvFormat) -> u64 {
-    let per_state = states.iter().map(|state| match &state.kind {
-        StateKind::Paged { parts } => {
-            parts.iter().map(|p| format.row_bytes(p.width) as u64 / p.every.max(1) as u64).sum()
-        }
-        _ => 0,
-    });
-    per_state.sum()
+    let grows = parts(states).filter(|p| p.window.is_none());
+    grows.map(|p| format.row_bytes(p.width) as u64 / p.every.max(1) as u64).sum()
+}
+
+/// Bytes of the rows of which only the last ones are kept, in every layer together.
+pub(crate) fn window_bytes(states: &[StateDecl], format: KvFormat) -> u64 {
+    let rows = parts(states).filter_map(|p| p.window.map(|rows| (p.width, rows)));
+    rows.map(|(width, rows)| format.row_bytes(width) as u64 * rows as u64).sum()
+}
+
+fn parts(states: &[StateDecl]) -> impl Iterator<Item = &PagedPart> {
+    states.iter().flat_map(|state| match &state.kind {
+        StateKind::Paged { parts } => &parts[..],
+        _ => &[],
+    })
 }
 
 #[cfg(test)]

@@ -45,10 +45,11 @@ draft head    no
 parameters    176.9 B, 51.2 B of them in the n-gram table; a token is computed with 6.7 B
 tokenizer     none
 weights       233.2 GiB in memory on the CPU
-KV per token  30.0 KiB in f16, 60.0 KiB in f32
-KV in all     2.9 GiB in f16, 5.7 GiB in f32 at 100000 tokens
+KV per token  24.8 KiB in f16, 49.5 KiB in f32
+KV in all     2.4 GiB in f16, 4.7 GiB in f32 at 100000 tokens
 recurrent     112.6 MiB per sequence, whatever its length
-in all        236.1 GiB with f16, 239.0 GiB with f32: weights and one such sequence
+windows       12.0 KiB in f16, 24.0 KiB in f32 per sequence, whatever its length
+in all        235.6 GiB with f16, 238.0 GiB with f32: weights and one such sequence
 ";
     assert_eq!(text("qwen3.8-flash-next:bf16", "100000"), want);
     let info = info("qwen3.8-flash-next:bf16", "1000");
@@ -61,10 +62,10 @@ in all        236.1 GiB with f16, 239.0 GiB with f32: weights and one such seque
         "file": null,
     });
     assert_eq!(info["ngram_table"], table);
-    // 12 layers of 2 * 2 * 256 + 2 * 128 numbers; the published model is said to have "≈6B" active parameters, its head
+    // 12 layers of 2 * 2 * 256 + 128 / 4 numbers; the published model is said to have "≈6B" active parameters, its head
     // of 0.64 B left out.
     let memory = &info["memory"];
-    assert_eq!(memory["kv_bytes_per_token"]["f16"], 12 * 1280 * 2);
+    assert_eq!(memory["kv_bytes_per_token"]["f16"], 12 * 1056 * 2);
     let active = info["active_parameters"].as_f64().unwrap() / 1e9;
     assert!((active - 248_320.0 * 2560.0 / 1e9 - 6.0).abs() < 0.25, "{active}");
     // The table is in no sum of memory.
@@ -72,8 +73,14 @@ in all        236.1 GiB with f16, 239.0 GiB with f32: weights and one such seque
     let (weights, recurrent) =
         (number(&memory["cpu_weight_bytes"]), number(&memory["recurrent_bytes_per_sequence"]));
     assert!(weights < number(&info["parameters"]) * 2 - 102_000_000_000, "{weights}");
+    // The raw keys of an open block of 4 positions.
+    let windows = number(&memory["window_bytes_per_sequence"]["f32"]);
+    assert_eq!(windows, 12 * 4 * 128 * 4);
     assert_eq!(recurrent, (36 * (3 * 10240 + 48 * 128 * 128) + 9 * 4 * 2560) * 4);
-    assert_eq!(number(&memory["bytes_at_context"]["f32"]), weights + recurrent + 12 * 1280 * 4 * 1000);
+    assert_eq!(
+        number(&memory["bytes_at_context"]["f32"]),
+        weights + recurrent + windows + 12 * 1056 * 4 * 1000
+    );
 }
 
 #[test]
@@ -85,8 +92,10 @@ fn info_of_deepseek() {
         "attention     64 heads of 512, 1 for keys and values",
         "draft head    no",
         "parameters    284.3 B; a token is computed with 13.3 B",
-        "KV per token  89.2 KiB in f16, 178.5 KiB in f32",
+        "KV per token  6.7 KiB in f16, 13.4 KiB in f32",
+        "KV in all     6.4 GiB in f16, 12.8 GiB in f32 at 1000000 tokens",
         "recurrent     11.4 MiB per sequence, whatever its length",
+        "windows       5.4 MiB in f16, 10.8 MiB in f32 per sequence, whatever its length",
     ] {
         assert!(shape.lines().any(|l| l == line), "{line:?} is not in\n{shape}");
     }
@@ -106,7 +115,8 @@ fn info_of_glm() {
         "context       1048576 tokens, nothing is rotated",
         "draft head    yes: multi-token prediction, one token after another (run --speculate)",
         "parameters    320.8 B; a token is computed with 16.7 B",
-        "KV per token  19.2 KiB in f16, 38.5 KiB in f32",
+        "KV per token  11.7 KiB in f16, 23.4 KiB in f32",
+        "windows       22.0 KiB in f16, 44.0 KiB in f32 per sequence, whatever its length",
     ] {
         assert!(shape.lines().any(|l| l == line), "{line:?} is not in\n{shape}");
     }

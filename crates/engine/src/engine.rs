@@ -222,6 +222,11 @@ impl Engine {
         self.ngrams.as_ref().map(Ngrams::counters)
     }
 
+    /// Pages for rows of which only the last ones are kept that no sequence uses; 0 for models without.
+    pub fn free_window_pages(&self) -> usize {
+        self.recurrent.as_ref().map_or(0, Recurrent::free_recent_pages)
+    }
+
     /// Slots of recurrent state that no sequence uses; 0 for models without.
     pub fn free_state_slots(&self) -> usize {
         self.recurrent.as_ref().map_or(0, Recurrent::free)

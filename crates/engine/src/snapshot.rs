@@ -111,7 +111,7 @@ impl Origin {
         for (here, found) in self.states.iter().zip(&other.states) {
             let state = here.spec.decl.name.clone();
             if here.spec != found.spec || here.draft != found.draft {
-                let what = format!("'{state}' {:?}, not {:?}", here.spec.decl.kind, found.spec.decl.kind);
+                let what = format!("'{state}' as {}, not {}", found.spec.decl.kind, here.spec.decl.kind);
                 return Err(SessionError::OtherLayout { session, what });
             }
             if here.device != found.device {
@@ -285,9 +285,8 @@ mod tests {
             ),
             (
                 refusal(|o| o.states[0].spec.decl.kind = StateKind::paged(&[4])),
-                "the snapshot has other state than this program keeps for the model ('kv' Paged { parts: \
-                 [PagedPart { width: 4, every: 1 }, PagedPart { width: 4, every: 1 }] }, not Paged { parts: \
-                 [PagedPart { width: 4, every: 1 }] }): start anew",
+                "the snapshot has other state than this program keeps for the model ('kv' as rows of \
+                 4, not rows of 4 and 4): start anew",
             ),
             (
                 refusal(|o| o.states.push(o.states[0].clone())),

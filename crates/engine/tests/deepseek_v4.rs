@@ -273,3 +273,25 @@ fn guesses_and_forks_leave_no_trace() {
     assert!(kept <= 130, "{kept}");
     assert_eq!(row(&mut engine, sequence, &prompt[kept..], false), want[kept..], "after a return to {kept}");
 }
+
+/// A window's rows take a few pages, however long the sequence grows, and its logits stay those of one step.
+#[test]
+fn windows_stay_small() {
+    let model = Checkpoint::open(&data("oracle/deepseek_v4")).unwrap();
+    let options = options(2, Isa::detect(), KvFormat::F16);
+    let options = EngineOptions { context: Some(1024), checkpoints: 0, max_rows: 64, ..options };
+    let mut engine = open(&model, options);
+    let all = engine.free_window_pages();
+    let id = engine.new_sequence();
+    let tokens: Vec<u32> = (0..1000u32).map(|i| (i * 37 + i / 7) % 131).collect();
+    let mut most = 0;
+    for chunk in tokens.chunks(50) {
+        engine.step(&[Chunk { sequence: id, tokens: chunk, outs: Outs::Last, window: false }]).unwrap();
+        most = most.max(all - engine.free_window_pages());
+    }
+    // 32 rows behind a step of 50, in pages of 64 that begin anywhere.
+    println!("at most {most} pages of 64 positions for 1000 tokens");
+    assert!(most <= 3, "{most}");
+    engine.release(id).unwrap();
+    assert_eq!(engine.free_window_pages(), all);
+}

@@ -66,7 +66,7 @@ impl Graph {
                 "name": w.name, "type": w.ty.name(), "shape": w.shape, "tensors": w.tensors,
             })).collect::<Vec<_>>(),
             "states": self.states.iter().map(|s| json!({
-                "name": s.name, "layer": s.layer, "kind": format!("{:?}", s.kind),
+                "name": s.name, "layer": s.layer, "kind": s.kind.to_string(),
             })).collect::<Vec<_>>(),
             "nodes": self.nodes().map(|(id, n)| self.node_json(id.index(), n)).collect::<Vec<_>>(),
         })

@@ -1,5 +1,7 @@
 //! What a model keeps between steps, as declarations. The engine owns the memory.
 
+use std::fmt;
+
 /// Positions per page of paged state. Attention also walks its key tiles in pages, at fixed absolute
 /// positions, so this number is part of the definition of the logits' last bits.
 pub const PAGE: usize = 64;
@@ -88,6 +90,31 @@ pub enum StateKind {
         /// Numbers per slot.
         width: usize,
     },
+}
+
+impl fmt::Display for PagedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.width)?;
+        if self.every > 1 {
+            write!(f, " for each {} positions", self.every)?;
+        }
+        match self.window {
+            Some(positions) => write!(f, " for the last {positions} positions"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for StateKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateKind::Paged { parts } => {
+                let parts: Vec<String> = parts.iter().map(PagedPart::to_string).collect();
+                write!(f, "rows of {}", parts.join(" and "))
+            }
+            StateKind::Recurrent { width } => write!(f, "{width} numbers"),
+        }
+    }
 }
 
 impl StateKind {

@@ -100,10 +100,7 @@ fn payloads_and_states() {
             json!(null),
         ]
     );
-    assert_eq!(
-        json["states"],
-        json!([{"name": "kv0", "layer": 0, "kind": "Paged { parts: [PagedPart { width: 8, every: 1, window: None }, PagedPart { width: 8, every: 1, window: None }] }"}])
-    );
+    assert_eq!(json["states"], json!([{"name": "kv0", "layer": 0, "kind": "rows of 8 and 8"}]));
     assert_eq!(json["nodes"][2]["outputs"], json!([]));
     let dot = graph.to_dot();
     assert!(dot.contains("  n2 [label=\"2 store_kv\\nstate kv0\"];\n  n1 -> n2 [label=\"f32[rows, 8]\"];\n"));

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use minfer_format::BlockType;
-use minfer_graph::{Graph, StateKind, WeightDecl};
+use minfer_graph::{Graph, PagedPart, StateKind, WeightDecl};
 use minfer_model::{Checkpoint, DraftHead, Model, SHAPES, Shape, load};
 
 fn shape(text: &str) -> (Checkpoint, Box<dyn Model>) {
@@ -54,33 +54,38 @@ fn totals_are_the_published_ones() {
     );
 }
 
-/// Numbers per 128 tokens in all paged states, and per sequence in all recurrent ones.
-fn state(graph: &Graph) -> (usize, usize) {
-    graph.states.iter().fold((0, 0), |(paged, recurrent), s| match &s.kind {
+/// Numbers per 128 tokens in all paged states, in all windows, and per sequence in all recurrent states.
+fn state(graph: &Graph) -> [usize; 3] {
+    graph.states.iter().fold([0; 3], |[paged, windows, recurrent], s| match &s.kind {
         StateKind::Paged { parts } => {
-            (paged + parts.iter().map(|p| p.width * 128 / p.every).sum::<usize>(), recurrent)
+            let (last, all): (Vec<PagedPart>, Vec<PagedPart>) =
+                parts.iter().partition(|p| p.window.is_some());
+            let all: usize = all.iter().map(|p| p.width * 128 / p.every).sum();
+            let last: usize = last.iter().map(|p| p.width * p.window.unwrap()).sum();
+            [paged + all, windows + last, recurrent]
         }
-        StateKind::Recurrent { width } => (paged, recurrent + width),
+        StateKind::Recurrent { width } => [paged, windows, recurrent + width],
         other => panic!("{other:?}"),
     })
 }
 
 #[test]
 fn state_counted_by_hand() {
-    // 12 layers of keys and values of 2 heads of 256, raw index keys of 128 and one of each 4 pooled. 36 layers of 3 columns of
-    // 10240 channels and 48 matrices of 128 x 128; 9 rows of 4 streams for the n-grams.
-    let qwen =
-        (12 * (128 * (2 * 2 * 256 + 128) + 32 * 128), 36 * (3 * 10240 + 48 * 128 * 128) + 9 * 4 * 2560);
+    // 12 layers of keys and values of 2 heads of 256, a pooled index key of 128 for each 4 tokens, and raw ones of the
+    // last 4. 36 layers of 3 columns of 10240 channels and 48 matrices of 128 x 128; 9 rows of 4 streams for the n-grams.
+    let recurrent = 36 * (3 * 10240 + 48 * 128 * 128) + 9 * 4 * 2560;
+    let qwen = [12 * (128 * 2 * 2 * 256 + 32 * 128), 12 * 4 * 128, recurrent];
     assert_eq!(state(&graph("qwen3.8-flash-next:bf16")), qwen);
-    // 11 layers of a latent of 512, index keys and gates of 128, and of each 4 a pooled key. 34 layers of 3 columns of queries,
-    // keys and values of 64 heads of 128, and 64 matrices of 128 x 128.
-    let glm = (11 * (128 * (512 + 2 * 128) + 32 * 128), 34 * (3 * 3 * 8192 + 64 * 128 * 128));
+    // 11 layers of a latent of 512, for each 4 a pooled index key of 128, and of the last 4 raw keys and gates. 34 layers
+    // of 3 columns of queries, keys and values of 64 heads of 128, and 64 matrices of 128 x 128.
+    let recurrent = 34 * (3 * 3 * 8192 + 64 * 128 * 128);
+    let glm = [11 * (128 * 512 + 32 * 128), 11 * 4 * 2 * 128, recurrent];
     assert_eq!(state(&graph("glm-5.3-flash:bf16")), glm);
-    // 2 layers of a row of 512; 21 and 20 with a compressed row beside it, the 21 with an index key of 128 too. Of open
-    // windows keys and gates: 7 rows of twice 512 and of twice 128, 127 rows of 512.
-    let paged = 43 * 128 * 512 + 21 * 32 * (512 + 128) + 20 * 512;
+    // 43 layers of the last 128 rows of 512; in 21 and 20 a compressed row for each 4 and 128 tokens, in the 21 an index
+    // key of 128 too. Of open windows keys and gates: 7 rows of twice 512 and of twice 128, 127 rows of 512.
+    let paged = 21 * 32 * (512 + 128) + 20 * 512;
     let open = 21 * 7 * 2 * (2 * 512 + 2 * 128) + 20 * 127 * 2 * 512;
-    assert_eq!(state(&graph("deepseek-v4-flash:bf16")), (paged, open));
+    assert_eq!(state(&graph("deepseek-v4-flash:bf16")), [paged, 43 * 128 * 512, open]);
 }
 
 /// Nothing of the size of a model is touched: every preset, with every type, has its graph in less than 2 s, which is

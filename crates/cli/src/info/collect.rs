@@ -95,6 +95,8 @@ pub(super) struct MemoryUse {
     pub(super) kv_bytes_at_default_context: KvBytes,
     /// Of a sequence, whatever its length.
     pub(super) recurrent_bytes_per_sequence: u64,
+    /// Of the rows of which a sequence keeps the last ones only; there is room for those of a step besides.
+    pub(super) window_bytes_per_sequence: KvBytes,
     /// The one asked for, else the default.
     pub(super) context: usize,
     pub(super) kv_bytes_at_context: KvBytes,
@@ -278,6 +280,10 @@ fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> R
     let default_context = context_size(None, hyper)?;
     let cpu_weight_bytes = devices.iter().map(|d| on_cpu(&**d)).sum();
     let (recurrent, at_context) = (structure::recurrent_bytes(graph), kv(context as u64));
+    let windows = KvBytes {
+        f16: units::window_bytes(&graph.states, KvFormat::F16),
+        f32: units::window_bytes(&graph.states, KvFormat::F32),
+    };
     let total = |kv: u64| kv.saturating_add(recurrent).saturating_add(cpu_weight_bytes);
     Ok(MemoryUse {
         file_bytes: model.file_bytes(),
@@ -286,8 +292,12 @@ fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> R
         default_context,
         kv_bytes_at_default_context: kv(default_context as u64),
         recurrent_bytes_per_sequence: recurrent,
+        window_bytes_per_sequence: windows,
         context,
         kv_bytes_at_context: at_context,
-        bytes_at_context: KvBytes { f16: total(at_context.f16), f32: total(at_context.f32) },
+        bytes_at_context: KvBytes {
+            f16: total(at_context.f16.saturating_add(windows.f16)),
+            f32: total(at_context.f32.saturating_add(windows.f32)),
+        },
     })
 }

@@ -104,6 +104,11 @@ fn memory(lines: &mut Lines, m: &MemoryUse) {
         let text = format!("{} per sequence, whatever its length", bytes(m.recurrent_bytes_per_sequence));
         lines.add("recurrent", &text);
     }
+    let windows = m.window_bytes_per_sequence;
+    if windows.f16 > 0 {
+        let (f16, f32) = (bytes(windows.f16), bytes(windows.f32));
+        lines.add("windows", &format!("{f16} in f16, {f32} in f32 per sequence, whatever its length"));
+    }
     let all = m.bytes_at_context;
     let text =
         format!("{} with f16, {} with f32: weights and one such sequence", bytes(all.f16), bytes(all.f32));

@@ -363,6 +363,8 @@ impl Play<'_> {
             }
         }
         self.live.drain(..).for_each(|id| self.engine.release(id).unwrap());
+        let windows = self.setup.engine(&self.family.model, &Switch::default()).free_window_pages();
+        assert_eq!(self.engine.free_window_pages(), windows, "every page of a window is given back");
         assert_eq!(self.engine.free_pages(), self.setup.pages(), "every page is given back");
         if self.family.recurrent {
             assert_eq!(self.engine.free_state_slots(), self.setup.slots(), "every slot is given back");
