@@ -4,7 +4,7 @@
 //! verifying are the engine's.
 
 use minfer_engine::{Acceptance, Checkpoint, Speculate};
-use minfer_model::{Model, ModelError};
+use minfer_model::{DraftHead, Model, ModelError};
 
 use crate::error::Failure;
 
@@ -14,14 +14,14 @@ pub(crate) enum Speculation {
     Off,
     /// Where the model and the way of decoding allow it.
     Auto,
-    /// With the model's draft head, or not at all.
+    /// With the model's draft head, or not at all; `None`: as far as suits the head.
     Head {
-        depth: usize,
+        depth: Option<usize>,
     },
 }
 
-/// Tokens ahead when no depth is typed. Each further draft is kept less often and costs as much.
-const DEFAULT_DEPTH: usize = 2;
+/// Tokens ahead of a chain when no depth is typed. Each further draft is kept less often and costs as much.
+const CHAIN_DEPTH: usize = 2;
 
 impl Speculation {
     /// Reads `off`, `auto`, `mtp` or `mtp:DEPTH`.
@@ -31,9 +31,9 @@ impl Speculation {
         match text.split_once(':') {
             None if text == "off" => Ok(Speculation::Off),
             None if text == "auto" => Ok(Speculation::Auto),
-            None if text == "mtp" => Ok(Speculation::Head { depth: DEFAULT_DEPTH }),
+            None if text == "mtp" => Ok(Speculation::Head { depth: None }),
             Some(("mtp", depth)) => match depth.parse() {
-                Ok(depth) if (1..=most).contains(&depth) => Ok(Speculation::Head { depth }),
+                Ok(depth) if (1..=most).contains(&depth) => Ok(Speculation::Head { depth: Some(depth) }),
                 _ => Err(wrong()),
             },
             _ => Err(wrong()),
@@ -50,10 +50,14 @@ impl Speculation {
         match self {
             Speculation::Off => Ok(Choice::Off),
             Speculation::Auto if !greedy => Ok(Choice::OffBecause("decoding is not greedy (--temp 0)")),
-            Speculation::Auto if has_head(model, checkpoint)? => Ok(Choice::Head { depth: DEFAULT_DEPTH }),
-            Speculation::Auto => Ok(Choice::OffBecause("the model has no draft head")),
-            Speculation::Head { depth } if has_head(model, checkpoint)? => Ok(Choice::Head { depth }),
-            Speculation::Head { .. } => Err(Failure::NoDraftHead),
+            Speculation::Auto => Ok(match suits(model, checkpoint)? {
+                Some(depth) => Choice::Head { depth },
+                None => Choice::OffBecause("the model has no draft head"),
+            }),
+            Speculation::Head { depth } => match suits(model, checkpoint)? {
+                Some(suits) => Ok(Choice::Head { depth: depth.unwrap_or(suits) }),
+                None => Err(Failure::NoDraftHead),
+            },
         }
     }
 }
@@ -83,9 +87,12 @@ impl Choice {
     }
 }
 
-/// Whether the checkpoint has the model's draft head.
-pub(crate) fn has_head(model: &dyn Model, checkpoint: &Checkpoint) -> Result<bool, ModelError> {
-    Ok(model.draft_head(checkpoint, 1)?.is_some())
+/// Tokens ahead that suit the checkpoint's draft head, if it has one: all of a block, which costs the same for one.
+fn suits(model: &dyn Model, checkpoint: &Checkpoint) -> Result<Option<usize>, ModelError> {
+    Ok(model.draft_head(checkpoint, 1)?.map(|head| match head {
+        DraftHead::Chain(_) => CHAIN_DEPTH,
+        DraftHead::Block(head) => head.size.min(Speculate::MAX_DEPTH),
+    }))
 }
 
 /// The share of drafts kept at each depth, first draft first: `0.83 of 120, 0.69 of 120`.
@@ -104,9 +111,9 @@ mod tests {
     fn forms() {
         assert_eq!(Speculation::parse("off"), Ok(Speculation::Off));
         assert_eq!(Speculation::parse("auto"), Ok(Speculation::Auto));
-        assert_eq!(Speculation::parse("mtp"), Ok(Speculation::Head { depth: DEFAULT_DEPTH }));
-        assert_eq!(Speculation::parse("mtp:1"), Ok(Speculation::Head { depth: 1 }));
-        assert_eq!(Speculation::parse("mtp:7"), Ok(Speculation::Head { depth: 7 }));
+        assert_eq!(Speculation::parse("mtp"), Ok(Speculation::Head { depth: None }));
+        assert_eq!(Speculation::parse("mtp:1"), Ok(Speculation::Head { depth: Some(1) }));
+        assert_eq!(Speculation::parse("mtp:7"), Ok(Speculation::Head { depth: Some(7) }));
         for wrong in ["", "on", "mtp:", "mtp:0", "mtp:8", "mtp:-1", "mtp:x", "auto:2", "off:1", "MTP"] {
             let error = Speculation::parse(wrong).unwrap_err();
             assert_eq!(error, "must be off, auto, mtp or mtp:DEPTH with a depth of 1 to 7", "{wrong}");
