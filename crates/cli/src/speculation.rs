@@ -83,6 +83,16 @@ impl Choice {
     }
 }
 
+/// A draft head in a file of its own is named to be used.
+pub(crate) fn check_head_file(named: bool, speculation: Speculation) -> Result<(), Failure> {
+    if named && speculation == Speculation::Off {
+        let why =
+            "--draft-head names a draft head that nothing uses: add --speculate auto or mtp, or leave it out";
+        return Err(Failure::Usage(why.to_string()));
+    }
+    Ok(())
+}
+
 /// Whether the checkpoint has the model's draft head.
 pub(crate) fn has_head(model: &dyn Model, checkpoint: &Checkpoint) -> Result<bool, ModelError> {
     Ok(model.draft_head(checkpoint, 1)?.is_some())

@@ -14,7 +14,7 @@ use crate::model::Source;
 use collect::Info;
 
 pub(crate) fn info(args: InfoArgs) -> Result<(), Failure> {
-    let source = Source::new(args.model, args.shape);
+    let source = Source::new(args.model, args.shape, args.draft_head);
     let info = Info::collect(&source.open()?, args.context, args.tensors)?;
     let printed = if args.json { serde_json::to_string_pretty(&info)? + "\n" } else { text::print(&info) };
     stdout().write_all(printed.as_bytes()).map_err(Failure::stdout)
