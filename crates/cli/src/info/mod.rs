@@ -1,9 +1,10 @@
 //! `minfer info`: what a model is and what it needs, without loading its weights.
 //!
-//! [`collect`](collect::Info::collect) reads, [`structure`] looks at the graph, [`text`] prints for people, serde for programs.
+//! [`collect`](collect::Info::collect) reads, [`structure`] looks at the graph, [`tensors`] at the files, [`text`] prints for people, serde for programs.
 
 mod collect;
 mod structure;
+mod tensors;
 mod text;
 
 use std::io::{Write, stdout};
