@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use common::quantised::{Layout, Source, copies};
 use common::{data, with_head};
 use minfer_engine::Checkpoint;
 use minfer_format::BlockType;
@@ -100,6 +101,42 @@ fn a_head_in_bf16() {
         }
     }
     assert!(changed > 10, "{changed}");
+}
+
+/// FP8 with its scales, as in shards: the weights are those of a file that has the same numbers in F32, bit for bit.
+#[test]
+fn a_head_in_fp8() {
+    let (dir, family, head) = (tempfile::tempdir().unwrap(), "deepseek_v4", "mtp_legacy.safetensors");
+    trunk(dir.path(), family, head);
+    let alone = tempfile::tempdir().unwrap();
+    std::fs::copy(dir.path().join("config.json"), alone.path().join("config.json")).unwrap();
+    let file = data(&format!("oracle/{family}/{head}"));
+    std::fs::copy(file, alone.path().join("model.safetensors")).unwrap();
+    let source = Source::open(alone.path());
+    let copies = copies(
+        alone.path(),
+        &source,
+        |_| (),
+        |name, shape| {
+            let matrix = name.ends_with(".weight") && shape.len() == 2 && shape[1].is_multiple_of(32);
+            if matrix { Layout::Fp8Exponent(128, 128) } else { Layout::Plain }
+        },
+    );
+    let open = |copy: &tempfile::TempDir| {
+        weights(&Checkpoint::open_with_head(dir.path(), &copy.path().join("model.safetensors")).unwrap())
+    };
+    let [packed, plain] = [open(&copies[0]), open(&copies[1])];
+    let numbers = |(ty, shape, bytes): &(BlockType, Vec<usize>, Vec<u8>)| -> Vec<u32> {
+        let mut numbers = vec![0f32; shape.iter().product()];
+        minfer_format::decode_row(*ty, bytes, &mut numbers).unwrap();
+        numbers.iter().map(|x| x.to_bits()).collect()
+    };
+    assert!(packed.keys().eq(plain.keys()));
+    for (name, weight) in packed.iter().filter(|(_, w)| w.0 == BlockType::F8_E4M3) {
+        assert!(numbers(weight) == numbers(&plain[name]), "{name}");
+    }
+    let quantised = packed.values().filter(|w| w.0 == BlockType::F8_E4M3).count();
+    assert!(quantised > 10, "{quantised}");
 }
 
 #[test]
