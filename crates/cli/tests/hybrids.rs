@@ -45,10 +45,10 @@ draft head    no
 parameters    176.9 B, 51.2 B of them in the n-gram table; a token is computed with 6.7 B
 tokenizer     none
 weights       233.2 GiB in memory on the CPU
-KV per token  27.8 KiB in f16, 55.5 KiB in f32
-KV in all     2.6 GiB in f16, 5.3 GiB in f32 at 100000 tokens
+KV per token  30.0 KiB in f16, 60.0 KiB in f32
+KV in all     2.9 GiB in f16, 5.7 GiB in f32 at 100000 tokens
 recurrent     112.6 MiB per sequence, whatever its length
-in all        235.9 GiB with f16, 238.6 GiB with f32: weights and one such sequence
+in all        236.1 GiB with f16, 239.0 GiB with f32: weights and one such sequence
 ";
     assert_eq!(text("qwen3.8-flash-next:bf16", "100000"), want);
     let info = info("qwen3.8-flash-next:bf16", "1000");
@@ -61,10 +61,10 @@ in all        235.9 GiB with f16, 238.6 GiB with f32: weights and one such seque
         "file": null,
     });
     assert_eq!(info["ngram_table"], table);
-    // 12 layers of 2 * 2 * 256 + 128 numbers, and 128 for every 4 positions; the published model is said to have "≈6B"
-    // active parameters, its head of 0.64 B left out.
+    // 12 layers of 2 * 2 * 256 + 2 * 128 numbers; the published model is said to have "≈6B" active parameters, its head
+    // of 0.64 B left out.
     let memory = &info["memory"];
-    assert_eq!(memory["kv_bytes_per_token"]["f16"], 12 * (1152 + 128 / 4) * 2);
+    assert_eq!(memory["kv_bytes_per_token"]["f16"], 12 * 1280 * 2);
     let active = info["active_parameters"].as_f64().unwrap() / 1e9;
     assert!((active - 248_320.0 * 2560.0 / 1e9 - 6.0).abs() < 0.25, "{active}");
     // The table is in no sum of memory.
@@ -73,10 +73,7 @@ in all        235.9 GiB with f16, 238.6 GiB with f32: weights and one such seque
         (number(&memory["cpu_weight_bytes"]), number(&memory["recurrent_bytes_per_sequence"]));
     assert!(weights < number(&info["parameters"]) * 2 - 102_000_000_000, "{weights}");
     assert_eq!(recurrent, (36 * (3 * 10240 + 48 * 128 * 128) + 9 * 4 * 2560) * 4);
-    assert_eq!(
-        number(&memory["bytes_at_context"]["f32"]),
-        weights + recurrent + 12 * (1152 + 128 / 4) * 4 * 1000
-    );
+    assert_eq!(number(&memory["bytes_at_context"]["f32"]), weights + recurrent + 12 * 1280 * 4 * 1000);
 }
 
 #[test]
@@ -88,8 +85,7 @@ fn info_of_deepseek() {
         "attention     64 heads of 512, 1 for keys and values",
         "draft head    no",
         "parameters    284.3 B; a token is computed with 13.3 B",
-        // 43 layers of 512 numbers; 21 with 512 + 128 for every 4 positions, 20 with 512 for every 128.
-        "KV per token  49.7 KiB in f16, 99.4 KiB in f32",
+        "KV per token  89.2 KiB in f16, 178.5 KiB in f32",
         "recurrent     11.4 MiB per sequence, whatever its length",
     ] {
         assert!(shape.lines().any(|l| l == line), "{line:?} is not in\n{shape}");
@@ -110,7 +106,7 @@ fn info_of_glm() {
         "context       1048576 tokens, nothing is rotated",
         "draft head    yes: multi-token prediction, one token after another (run --speculate)",
         "parameters    320.8 B; a token is computed with 16.7 B",
-        "KV per token  17.2 KiB in f16, 34.4 KiB in f32",
+        "KV per token  19.2 KiB in f16, 38.5 KiB in f32",
     ] {
         assert!(shape.lines().any(|l| l == line), "{line:?} is not in\n{shape}");
     }
