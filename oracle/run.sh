@@ -22,4 +22,5 @@ one glm5_next glm5_next
 cp "$full"/glm5_next/{mtp,golden_mtp}.safetensors ../tests-data/oracle/glm5_next/
 one deepseek_v4 deepseek_v4
 "$python" gen_deepseek_v4_mtp.py --out "$full/deepseek_v4"
+one deepseek_v4_official deepseek_v4 --official --len 132 --decode 6 --seed 31
 cp "$full"/deepseek_v4/{mtp_legacy,dspark,golden_mtp}.safetensors ../tests-data/oracle/deepseek_v4/

@@ -110,6 +110,13 @@ pub(crate) struct RunArgs {
     /// model has one and decoding is greedy) or mtp[:DEPTH]. The text stays the same
     #[arg(long, value_name = "HOW", default_value = "off", value_parser = Speculation::parse)]
     pub(crate) speculate: Speculation,
+    /// Safetensors file with the draft head of the model, a Hugging Face directory, where the two come apart
+    #[arg(long, value_name = "FILE", requires = "model")]
+    pub(crate) draft_head: Option<PathBuf>,
+    /// deepseek_v4 only: pass cached rows through FP8, and what chooses among them through FP4, as DeepSeek's own
+    /// graph does. The weights were trained with this rounding; without it the numbers are those of transformers
+    #[arg(long)]
+    pub(crate) official_rounding: bool,
     /// Write the placed graph of one step to FILE.dot or FILE.json
     #[arg(long, value_name = "FILE")]
     pub(crate) dump_graph: Option<PathBuf>,
@@ -163,6 +170,9 @@ pub(crate) struct InfoArgs {
     /// A well-known shape with a type instead of a file, such as qwen3-0.6b:q4_0
     #[arg(long, value_name = "NAME:TYPE", conflicts_with = "model")]
     pub(crate) shape: Option<String>,
+    /// Safetensors file with the draft head of the model, a Hugging Face directory, where the two come apart
+    #[arg(long, value_name = "FILE", requires = "model")]
+    pub(crate) draft_head: Option<PathBuf>,
     /// Tokens for which the sizes of state are told; default: the model's context, at most 4096
     #[arg(long, visible_alias = "ctx", value_name = "N", value_parser = positive)]
     pub(crate) context: Option<usize>,
@@ -231,6 +241,12 @@ pub(crate) struct BenchArgs {
     /// Generate with the model's draft head: off, auto or mtp[:DEPTH], as in run. Only with one sequence (-b 1)
     #[arg(long, value_name = "HOW", default_value = "off", value_parser = Speculation::parse)]
     pub(crate) speculate: Speculation,
+    /// Safetensors file with the draft head of the model, a Hugging Face directory, where the two come apart
+    #[arg(long, value_name = "FILE", requires = "model")]
+    pub(crate) draft_head: Option<PathBuf>,
+    /// deepseek_v4 only: round cached rows as DeepSeek's own graph does, as in run, to see what it costs
+    #[arg(long)]
+    pub(crate) official_rounding: bool,
     /// Form of the results
     #[arg(short, long, value_enum, default_value_t = BenchOutput::Md)]
     pub(crate) output: BenchOutput,

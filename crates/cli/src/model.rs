@@ -12,15 +12,20 @@ use crate::error::Failure;
 pub(crate) enum Source {
     BuiltIn,
     Path(PathBuf),
+    /// A directory, and the file with its draft head.
+    WithHead(PathBuf, PathBuf),
     /// `NAME:TYPE`, not judged yet.
     Shape(String),
 }
 
 impl Source {
-    /// clap has made sure that at most one is given.
-    pub(crate) fn new(path: Option<PathBuf>, shape: Option<String>) -> Source {
+    /// clap has made sure that at most one of the first two is given, and a draft head only with a path.
+    pub(crate) fn new(path: Option<PathBuf>, shape: Option<String>, head: Option<PathBuf>) -> Source {
         match (path, shape) {
-            (Some(path), _) => Source::Path(path),
+            (Some(path), _) => match head {
+                Some(head) => Source::WithHead(path, head),
+                None => Source::Path(path),
+            },
             (None, Some(shape)) => Source::Shape(shape),
             (None, None) => Source::BuiltIn,
         }
@@ -29,7 +34,15 @@ impl Source {
     pub(crate) fn open(&self) -> Result<Checkpoint, Failure> {
         match self {
             Source::BuiltIn => builtin::open(),
-            Source::Path(path) => open_path(path),
+            Source::Path(path) => {
+                exists(path)?;
+                Ok(Checkpoint::open(path)?)
+            }
+            Source::WithHead(path, head) => {
+                exists(path)?;
+                exists(head)?;
+                Ok(Checkpoint::open_with_head(path, head)?)
+            }
             Source::Shape(text) => Ok(Checkpoint::Shape(Shape::parse(text)?)),
         }
     }
@@ -47,7 +60,7 @@ impl Source {
     pub(crate) fn label(&self) -> String {
         match self {
             Source::BuiltIn => builtin::NAME.to_string(),
-            Source::Path(path) => match path.file_name() {
+            Source::Path(path) | Source::WithHead(path, _) => match path.file_name() {
                 Some(name) => name.to_string_lossy().into_owned(),
                 None => path.display().to_string(),
             },
@@ -67,10 +80,10 @@ pub(crate) fn context_size(asked: Option<usize>, hyper: &Hyper) -> Result<usize,
     }
 }
 
-fn open_path(path: &Path) -> Result<Checkpoint, Failure> {
+fn exists(path: &Path) -> Result<(), Failure> {
     match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(Failure::NoSuchFile(path.to_owned())),
         // Whatever else is wrong is said where the file is read.
-        _ => Ok(Checkpoint::open(path)?),
+        _ => Ok(()),
     }
 }

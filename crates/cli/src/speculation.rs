@@ -87,6 +87,16 @@ impl Choice {
     }
 }
 
+/// A draft head in a file of its own is named to be used.
+pub(crate) fn check_head_file(named: bool, speculation: Speculation) -> Result<(), Failure> {
+    if named && speculation == Speculation::Off {
+        let why =
+            "--draft-head names a draft head that nothing uses: add --speculate auto or mtp, or leave it out";
+        return Err(Failure::Usage(why.to_string()));
+    }
+    Ok(())
+}
+
 /// Tokens ahead that suit the checkpoint's draft head, if it has one: all of a block, which costs the same for one.
 fn suits(model: &dyn Model, checkpoint: &Checkpoint) -> Result<Option<usize>, ModelError> {
     Ok(model.draft_head(checkpoint, 1)?.map(|head| match head {

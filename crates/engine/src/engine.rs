@@ -126,7 +126,10 @@ impl Engine {
         options: EngineOptions,
         progress: Progress<'_>,
     ) -> Result<Engine, EngineError> {
-        let loaded = minfer_model::load(model)?;
+        let mut loaded = minfer_model::load(model)?;
+        if options.official_rounding {
+            loaded.round_officially(model)?;
+        }
         let hyper = loaded.hyper().clone();
         let context = options.context.unwrap_or(hyper.context.min(EngineOptions::DEFAULT_CONTEXT));
         options.check(context, hyper.context)?;
@@ -167,7 +170,7 @@ impl Engine {
             true => Draft::open(&*loaded, model, &opening, progress)?,
             false => None,
         };
-        let origin = Origin::of(model, &hyper, options.kv_format, &executor, draft.as_ref())?;
+        let origin = Origin::of(model, &hyper, &options, &executor, draft.as_ref())?;
         Ok(Engine {
             hyper,
             origin,

@@ -38,6 +38,9 @@ pub struct EngineOptions {
     pub checkpoints: usize,
     /// Open the model's draft head too, if it has one.
     pub draft: bool,
+    /// Round rows as the graph of the model's makers does (deepseek_v4 alone): what is cached and compared then is what
+    /// its weights were trained with, and the numbers are no longer those of transformers.
+    pub official_rounding: bool,
     /// How an n-gram table is read from its file.
     pub table: TableOptions,
 }
@@ -61,6 +64,7 @@ impl EngineOptions {
             checkpoint_every: 64,
             checkpoints: 32,
             draft: false,
+            official_rounding: false,
             table: TableOptions::default(),
         }
     }

@@ -31,6 +31,7 @@ impl Held {
 /// What gives the bytes of a snapshot their meaning: they can be restored where all of it is equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
+    /// The architecture, and what was asked for that changes its numbers.
     pub(crate) arch: String,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) kv_format: KvFormat,

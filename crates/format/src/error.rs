@@ -54,6 +54,8 @@ pub enum Error {
 
     #[error("{}: the tensor '{tensor}' occurs twice", file.display())]
     DuplicateTensor { file: PathBuf, tensor: String },
+    #[error("the tensor '{tensor}' is in {} and in {}; one of the two files is not part of this model", first.display(), second.display())]
+    InTwoFiles { first: PathBuf, second: PathBuf, tensor: String },
     #[error("{}: there is no tensor '{tensor}'", file.display())]
     MissingTensor { file: PathBuf, tensor: String },
     #[error("{}: the tensor '{tensor}' has type {number} ({}), which is not supported; supported are {}", file.display(), .name.unwrap_or("unknown"), supported())]

@@ -358,14 +358,11 @@ impl Checkpoint {
     /// The file is damaged or cannot be read.
     pub fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
         match decl.map {
-            WeightMap::None => return self.load_stored(decl, row_len(&decl.shape)),
+            WeightMap::None => return self.load_stored(decl, Checkpoint::stored_row(decl)),
             WeightMap::Ids => return self.load_ids(decl),
             WeightMap::AddOne | WeightMap::NegExp | WeightMap::HeadRows(_) => {}
         }
-        let k = match (decl.map, &decl.shape[..]) {
-            (WeightMap::HeadRows(HeadRows { transposed: true, .. }), &[_, k, _]) => k,
-            (_, shape) => row_len(shape),
-        };
+        let k = Checkpoint::stored_row(decl);
         let (stored_ty, _) = self.tensor(&decl.name, k)?.unwrap_or((decl.ty, vec![]));
         let stored =
             self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() }, k)?;
@@ -386,6 +383,14 @@ impl Checkpoint {
         }
         let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
         Ok(AlignedBuf::from(&bytes[..]).into())
+    }
+
+    /// Numbers in a row of the tensors that a weight is read from.
+    pub fn stored_row(decl: &WeightDecl) -> usize {
+        match (decl.map, &decl.shape[..]) {
+            (WeightMap::HeadRows(HeadRows { transposed: true, .. }), &[_, k, _]) => k,
+            (_, shape) => row_len(shape),
+        }
     }
 
     /// Opens a weight of rows that stays where it is, to be read row by row.

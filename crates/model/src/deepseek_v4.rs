@@ -5,9 +5,10 @@
 //! mixture of experts with a shared one, in the first layers chosen by the token alone.
 //!
 //! Tensor names are those of the published directories and of llama.cpp's GGUF files; formulas are transformers
-//! 5.24's. The 8-bit round trip of cached rows is left out.
+//! 5.24's. The round trips of DeepSeek's own graph are a setting.
 
 mod draft;
+mod rounding;
 mod sizes;
 
 use minfer_graph::{
@@ -102,6 +103,8 @@ const SHARED_DOWN: Names = ("ffn_down_shexp", "ffn.shared_experts.w2");
 struct DeepseekV4 {
     hyper: Hyper,
     sizes: Sizes,
+    /// Rows pass through the round trips of [`rounding`].
+    official_rounding: bool,
 }
 
 pub(crate) fn load(ck: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
@@ -116,6 +119,12 @@ pub(crate) fn load(ck: &Checkpoint) -> Result<Box<dyn Model>, ModelError> {
 impl Model for DeepseekV4 {
     fn hyper(&self) -> &Hyper {
         &self.hyper
+    }
+
+    fn round_officially(&mut self, ck: &Checkpoint) -> Result<(), ModelError> {
+        self.check_rounding(ck)?;
+        self.official_rounding = true;
+        Ok(())
     }
 
     fn graph(&self, ck: &Checkpoint, page_table: usize) -> Result<Graph, ModelError> {
@@ -308,6 +317,7 @@ impl<'a> Step<'a> {
         let kv = self.p.linear(x, KV, [dim, hidden], "kv")?;
         let kv = self.p.norm(kv, KV_NORM, dim)?;
         let kv = self.p.b.rope_tail(kv, rope.forward, dim);
+        let kv = self.rounded_keys(kv);
         let state = self.kv_state(self.ratio());
         self.p.store_windowed(kv, state, 0);
         Ok(state)
@@ -354,6 +364,7 @@ impl<'a> Step<'a> {
         // `start` has a table for every ratio of the model.
         let table = self.window_ropes.iter().find(|(r, _)| *r == ratio).map_or(positions, |(_, t)| *t);
         let row = self.p.b.rope_tail(row, table, dim);
+        let row = if part == 1 { self.rounded_keys(row) } else { self.rounded_index(row) };
         self.p.b.store_part(row, positions, self.p.slots, state, StorePart { part, every: ratio });
         Ok(())
     }
@@ -363,6 +374,7 @@ impl<'a> Step<'a> {
         let (h, s) = (&self.m.hyper, &self.m.sizes);
         let q = self.p.linear(low, INDEX_Q, [s.index_heads * s.index_dim, s.q_rank], "index_q")?;
         let q = self.p.b.rope_tail(q, self.rope[1].forward, s.index_dim);
+        let q = self.rounded_index(q);
         let weights = self.p.linear(x, INDEX_WEIGHTS, [s.index_heads, h.hidden], "index_weights")?;
         let scale = 1.0 / ((s.index_heads * s.index_dim) as f32).sqrt();
         let select =

@@ -1,5 +1,7 @@
 //! Errors of recognising a model and building its graph.
 
+use std::path::PathBuf;
+
 use minfer_graph::GraphError;
 use thiserror::Error;
 
@@ -23,6 +25,14 @@ pub enum ModelError {
     RowLength { source_name: String, tensor: String, ty: String, k: usize },
     #[error("{source_name}: {first} is {first_ty}, but {second} is {second_ty}; stacked tensors must agree")]
     MixedTypes { source_name: String, first: String, first_ty: String, second: String, second_ty: String },
+    #[error(
+        "{source_name}: --official-rounding is for deepseek_v4 with its published sizes, but {why}; leave it out"
+    )]
+    OfficialRounding { source_name: String, why: String },
+    #[error("{} cannot join {}, which is a GGUF file: a draft head in a file of its own needs a Hugging Face directory; leave out --draft-head, or name the directory", head.display(), model.display())]
+    HeadBesideGguf { head: PathBuf, model: PathBuf },
+    #[error("{} has no tensor of a draft head for {source_name} ({arch}); name the file that its makers give for it, or leave out --draft-head", head.display())]
+    NoHeadInFile { head: PathBuf, source_name: String, arch: &'static str },
     #[error("unknown shape '{name}'; known shapes are: {known}")]
     UnknownShape { name: String, known: String },
     #[error("{source_name}: {source}")]

@@ -23,6 +23,7 @@ mod qwen3_moe;
 mod qwen4_exp;
 mod rope;
 mod shapes;
+mod side_head;
 mod tensors;
 
 pub use checkpoint::Checkpoint;
@@ -38,6 +39,16 @@ use minfer_graph::{Graph, WeightDecl};
 pub trait Model: Send + Sync {
     /// Sizes and settings.
     fn hyper(&self) -> &Hyper;
+
+    /// From here on graphs round rows as the graph of the model's makers does, with which its weights were trained,
+    /// where that is not what other engines do. Off in a model that was just loaded.
+    ///
+    /// # Errors
+    /// An architecture whose makers do nothing else, or sizes that the rounding does not fit.
+    fn round_officially(&mut self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
+        let (source_name, why) = (checkpoint.name(), format!("this model is {}", self.hyper().arch));
+        Err(ModelError::OfficialRounding { source_name, why })
+    }
 
     /// The graph of one step. Inputs: `tokens`, `positions`, `slots`, `table_at` (i32 per row), `pages`
     /// (i32, at most `page_table` of them), `out_rows` (i32 per output); models with recurrent state also

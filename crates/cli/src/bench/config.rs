@@ -7,7 +7,7 @@ use crate::args::{BenchArgs, BenchOutput};
 use crate::config::Backends;
 use crate::error::Failure;
 use crate::model::Source;
-use crate::speculation::Speculation;
+use crate::speculation::{Speculation, check_head_file};
 
 pub(crate) struct BenchConfig {
     pub(crate) backends: Backends,
@@ -17,6 +17,7 @@ pub(crate) struct BenchConfig {
     pub(crate) repetitions: usize,
     pub(crate) kv: KvFormat,
     pub(crate) speculation: Speculation,
+    pub(crate) official_rounding: bool,
     pub(crate) output: BenchOutput,
 }
 
@@ -69,15 +70,17 @@ impl BenchConfig {
             let why = "--speculate measures one sequence at a time: leave out --batch, or set it to 1";
             return Err(Failure::Usage(why.to_string()));
         }
+        check_head_file(args.draft_head.is_some(), args.speculate)?;
         let default = || vec![minfer_cpu::pool::default_threads()];
         Ok(BenchConfig {
             backends,
-            model: Source::new(args.model, args.shape),
+            model: Source::new(args.model, args.shape, args.draft_head),
             threads: if args.threads.is_empty() { default() } else { args.threads },
             tests,
             repetitions: args.repetitions,
             kv: args.kv.into(),
             speculation: args.speculate,
+            official_rounding: args.official_rounding,
             output: args.output,
         })
     }

@@ -109,6 +109,7 @@ fn options(
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
         draft: drafting.is_some(),
+        official_rounding: config.official_rounding,
         ..EngineOptions::new(devices)
     }
 }

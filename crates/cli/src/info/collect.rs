@@ -1,14 +1,12 @@
 //! Reading what there is to say about a model.
 
-use std::collections::BTreeMap;
-
 use minfer_engine::{Checkpoint, EngineError, Hyper, KvFormat, Text, cpu_devices};
-use minfer_graph::{Graph, WeightDecl};
-use minfer_model::DraftHead;
+use minfer_graph::Graph;
 use serde::Serialize;
 
 use crate::error::Failure;
 use crate::info::structure::{self, LayerKind, NgramTable};
+use crate::info::tensors::{self, Tensor, TypeUse, printable};
 use crate::model::context_size;
 use crate::units;
 
@@ -67,14 +65,6 @@ pub(super) struct ExpertSizes {
 }
 
 #[derive(Serialize)]
-pub(super) struct TypeUse {
-    #[serde(rename = "type")]
-    pub(super) ty: String,
-    pub(super) tensors: usize,
-    pub(super) bytes: u64,
-}
-
-#[derive(Serialize)]
 pub(super) struct Tokenizer {
     pub(super) kind: String,
     pub(super) tokens: usize,
@@ -110,16 +100,6 @@ pub(super) struct KvBytes {
     pub(super) f32: u64,
 }
 
-#[derive(Serialize)]
-pub(super) struct Tensor {
-    pub(super) name: String,
-    #[serde(rename = "type")]
-    pub(super) ty: String,
-    /// Outermost first.
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: u64,
-}
-
 impl Info {
     /// `context`: tokens for which state is counted, if not the default.
     pub(super) fn collect(
@@ -131,7 +111,7 @@ impl Info {
         let graph = loaded.graph(model, 1)?;
         let context = context_size(context, loaded.hyper())?;
         let (head, table) = (loaded.draft_head(model, 1)?, loaded.ngram_table(model)?);
-        let tensors = tensors(model, &graph, head.as_ref(), table.as_ref());
+        let tensors = tensors::list(model, &graph, head.as_ref(), table.as_ref());
         let (tokenizer, tokenizer_problem) = match tokenizer(model) {
             Ok(tokenizer) => (tokenizer, None),
             Err(error) => (None, Some(error.to_string())),
@@ -148,7 +128,7 @@ impl Info {
             ngram_table: structure::ngram_table(model, table.as_ref()),
             parameters: tensors.iter().map(|t| structure::parameters(&t.shape)).sum(),
             active_parameters: structure::active_parameters(&graph, loaded.hyper()),
-            tensor_types: by_type(&tensors),
+            tensor_types: tensors::by_type(&tensors),
             tokenizer,
             tokenizer_problem,
             memory: memory(model, &graph, loaded.hyper(), context)?,
@@ -189,59 +169,6 @@ fn format(model: &Checkpoint) -> (String, Option<String>) {
         }
         Checkpoint::Shape(_) => ("shape".to_string(), None),
     }
-}
-
-/// Text out of a file, without what could steer the terminal.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(120).collect()
-}
-
-/// The file's tensors; those of a shape are the weights that its graphs want, and its n-gram table.
-fn tensors(
-    model: &Checkpoint,
-    graph: &Graph,
-    head: Option<&DraftHead>,
-    table: Option<&WeightDecl>,
-) -> Vec<Tensor> {
-    match model {
-        Checkpoint::Gguf(g) => {
-            g.tensors().iter().map(|t| tensor(&t.name, t.ty.to_string(), &t.shape, t.n_bytes())).collect()
-        }
-        Checkpoint::Hf(d) => d
-            .tensors()
-            .map(|t| {
-                let ty = t.ty().map_or_else(|| format!("{:?}", t.dtype), |ty| ty.to_string());
-                tensor(&t.name, ty, &t.shape, t.n_bytes())
-            })
-            .collect(),
-        Checkpoint::Shape(_) => {
-            let weight = |w: &WeightDecl| tensor(&w.name, w.ty.to_string(), &w.shape, w.bytes().unwrap_or(0));
-            let drafts = match head {
-                Some(DraftHead::Chain(graph)) => &graph.weights[..],
-                _ => &[],
-            };
-            // The head shares some of the model's.
-            let own = drafts.iter().filter(|w| !graph.weights.contains(w));
-            graph.weights.iter().chain(own).chain(table).map(weight).collect()
-        }
-    }
-}
-
-fn tensor(name: &str, ty: String, shape: &[usize], bytes: usize) -> Tensor {
-    Tensor { name: printable(name), ty, shape: shape.to_vec(), bytes: bytes as u64 }
-}
-
-fn by_type(tensors: &[Tensor]) -> Vec<TypeUse> {
-    let mut types: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
-    for t in tensors {
-        let entry = types.entry(&t.ty).or_default();
-        entry.0 += 1;
-        entry.1 += t.bytes;
-    }
-    let list = types.into_iter().map(|(ty, (tensors, bytes))| TypeUse { ty: ty.to_string(), tensors, bytes });
-    let mut list: Vec<_> = list.collect();
-    list.sort_by_key(|t| std::cmp::Reverse(t.bytes));
-    list
 }
 
 /// `None` for a shape, which has no text side.

@@ -14,7 +14,7 @@ use crate::config::Backends;
 use crate::error::Failure;
 use crate::model::Source;
 use crate::run::prompt::Prompt;
-use crate::speculation::Speculation;
+use crate::speculation::{Speculation, check_head_file};
 
 pub(crate) struct RunConfig {
     pub(crate) backends: Backends,
@@ -26,6 +26,7 @@ pub(crate) struct RunConfig {
     /// Complete but for speculation, which depends on the model.
     pub(crate) generate: Generate,
     pub(crate) speculation: Speculation,
+    pub(crate) official_rounding: bool,
     pub(crate) dump_graph: Option<Dump>,
     pub(crate) verbose: bool,
 }
@@ -44,15 +45,17 @@ impl RunConfig {
         if matches!(args.speculate, Speculation::Head { .. }) && !greedy(&generate) {
             return Err(Failure::Usage(EngineError::SpeculationNeedsGreedy.to_string()));
         }
+        check_head_file(args.draft_head.is_some(), args.speculate)?;
         Ok(RunConfig {
             backends,
             threads: args.threads,
-            model: Source::new(args.model, None),
+            model: Source::new(args.model, None, args.draft_head),
             prompt: Prompt { text: args.prompt, raw: args.raw, system: args.system },
             context: args.ctx,
             kv: args.kv.into(),
             generate,
             speculation: args.speculate,
+            official_rounding: args.official_rounding,
             dump_graph: args.dump_graph.map(Dump::new).transpose()?,
             verbose: args.verbose,
         })

@@ -39,6 +39,7 @@ pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> 
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
         draft: speculation.depth().is_some(),
+        official_rounding: config.official_rounding,
         ..EngineOptions::new(devices)
     };
     let mut engine = open_engine(&model, options)?;

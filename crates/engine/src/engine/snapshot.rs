@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use minfer_graph::{PAGE, StateId};
 use minfer_model::{Checkpoint, Hyper};
-use minfer_runtime::{Executor, KvFormat, RuntimeError};
+use minfer_runtime::{Executor, RuntimeError};
 
 use super::Engine;
 use crate::draft::Draft;
 use crate::error::EngineError;
+use crate::options::EngineOptions;
 use crate::reuse::ReuseCounters;
 use crate::sequence::{Sequence, SequenceId};
 use crate::snapshot::{Origin, Piece, Place, Snapshot};
@@ -18,14 +19,16 @@ impl Origin {
     pub(super) fn of(
         model: &Checkpoint,
         hyper: &Hyper,
-        kv_format: KvFormat,
+        options: &EngineOptions,
         executor: &Executor,
         draft: Option<&Draft>,
     ) -> Result<Arc<Origin>, EngineError> {
         let head = draft.and_then(Draft::own).into_iter().flat_map(|e| Origin::held(e, true));
         let states = Origin::held(executor, false).chain(head).collect();
         let fingerprint = model.fingerprint()?;
-        Ok(Arc::new(Origin { arch: hyper.arch.to_string(), fingerprint, kv_format, states }))
+        let how = if options.official_rounding { " with --official-rounding" } else { "" };
+        let (arch, kv_format) = (format!("{}{how}", hyper.arch), options.kv_format);
+        Ok(Arc::new(Origin { arch, fingerprint, kv_format, states }))
     }
 }
 

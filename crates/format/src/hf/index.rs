@@ -102,10 +102,10 @@ pub(super) fn by_name(shards: &[Safetensors]) -> Result<Vec<(u32, u32)>, Error> 
         .collect();
     order.sort_by(|a, b| name(a).cmp(name(b)));
     match order.windows(2).find(|w| name(&w[0]) == name(&w[1])) {
-        Some(twice) => Err(Error::DuplicateTensor {
-            file: shards[twice[1].0 as usize].path().to_owned(),
-            tensor: shown(name(&twice[1])),
-        }),
+        Some(twice) => {
+            let [first, second] = [0, 1].map(|i| shards[twice[i].0 as usize].path().to_owned());
+            Err(Error::InTwoFiles { first, second, tensor: shown(name(&twice[1])) })
+        }
         None => Ok(order),
     }
 }

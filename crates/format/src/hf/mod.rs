@@ -49,6 +49,18 @@ impl HfDir {
     /// `config.json` and the weights must be there: `model.safetensors`, or the index with all shards that
     /// it names, each holding what the index says. The other files may be absent, but not malformed.
     pub fn open(dir: &Path) -> Result<HfDir, Error> {
+        HfDir::open_weights(dir, None)
+    }
+
+    /// The same with one more safetensors file from anywhere, whose tensors join the directory's.
+    ///
+    /// # Errors
+    /// As [`HfDir::open`] for both, and a tensor that both have.
+    pub fn open_with(dir: &Path, side: &Path) -> Result<HfDir, Error> {
+        HfDir::open_weights(dir, Some(side))
+    }
+
+    fn open_weights(dir: &Path, side: Option<&Path>) -> Result<HfDir, Error> {
         if !fs::metadata(dir).map_err(|e| Error::io(dir, e))?.is_dir() {
             return Err(Error::NotADirectory { dir: dir.to_owned() });
         }
@@ -60,7 +72,10 @@ impl HfDir {
             .or_else(|| tokenizer_config.as_ref().and_then(template_in).map(str::to_owned));
         let tokenizer_json =
             json::size_optional(&dir.join(TOKENIZER), limits::MAX_TOKENIZER)?.map(|_| dir.join(TOKENIZER));
-        let shards = open_weights(dir)?;
+        let mut shards = open_weights(dir)?;
+        if let Some(side) = side {
+            shards.push(Safetensors::open(side)?);
+        }
         let by_name = index::by_name(&shards)?;
         Ok(HfDir {
             path: dir.to_owned(),

@@ -104,6 +104,20 @@ impl HfDir {
         })
     }
 
+    /// The tensors with the scales and biases of a weight of this directory.
+    pub fn sides(&self, packed: &Packed) -> impl Iterator<Item = &HfTensor> {
+        let name = &packed.name;
+        let names = match (packed.layout, self.tensor(name).map(|t| t.dtype)) {
+            (Layout::Fp8(_), _) => {
+                fp8_scales(name).into_iter().filter(|n| self.tensor(n).is_some()).take(1).collect()
+            }
+            (Layout::Fp4, Some(Dtype::I8)) => vec![fp4_scales(name)],
+            (Layout::Fp4, _) => mlx_sides(name).into_iter().take(1).collect(),
+            (Layout::Affine(..), _) => mlx_sides(name).to_vec(),
+        };
+        names.into_iter().filter_map(|name: String| self.tensor(&name))
+    }
+
     /// Refuses weights that are quantised in a way that is not known here, before their odd shapes are met.
     ///
     /// # Errors
@@ -173,14 +187,14 @@ impl HfDir {
             return Err(self
                 .bad_pack(tensor, format!("is FP4 with rows of {k} numbers, not whole blocks of {BLOCK}")));
         }
-        let name = format!("{}.scale", stem(&tensor.name));
+        let name = fp4_scales(&tensor.name);
         let scales = self.beside(tensor, &name, &[Dtype::F8_E8M0], [n, k / BLOCK])?;
         self.pack(tensor, Layout::Fp4, BlockType::MXFP4, k, scales, None)
     }
 
     fn mlx(&self, tensor: &HfTensor, k: usize) -> Result<Packed, Error> {
         let [n, words] = self.matrix(tensor)?;
-        let [scales, biases] = ["scales", "biases"].map(|kind| format!("{}.{kind}", stem(&tensor.name)));
+        let [scales, biases] = mlx_sides(&tensor.name);
         let beside = self.tensor(&scales).ok_or_else(|| self.no_scales(tensor, &scales))?;
         let groups = beside.shape.last().copied().unwrap_or(0);
         let geometry = || {
@@ -287,6 +301,15 @@ fn stem(name: &str) -> &str {
 /// Where the scales of FP8 weights may be, in the order in which they are looked for.
 fn fp8_scales(name: &str) -> [String; 2] {
     [format!("{name}_scale_inv"), format!("{}.scale", stem(name))]
+}
+
+fn fp4_scales(name: &str) -> String {
+    format!("{}.scale", stem(name))
+}
+
+/// MLX's scales and biases.
+fn mlx_sides(name: &str) -> [String; 2] {
+    ["scales", "biases"].map(|kind| format!("{}.{kind}", stem(name)))
 }
 
 impl Packed {

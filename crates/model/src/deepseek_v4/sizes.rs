@@ -118,7 +118,7 @@ impl DeepseekV4 {
             compress_theta: float("compress_rope_theta", 160_000.0)?,
             compress_scaling: compress_scaling(&c)?,
         };
-        let model = DeepseekV4 { hyper, sizes };
+        let model = DeepseekV4 { hyper, sizes, official_rounding: false };
         model.check(ck)?;
         Ok(model)
     }
@@ -156,7 +156,7 @@ impl DeepseekV4 {
             compress_theta: k.float("attention.compress_rope_freq_base")?,
             compress_scaling: k.compress_scaling()?,
         };
-        let model = DeepseekV4 { hyper, sizes };
+        let model = DeepseekV4 { hyper, sizes, official_rounding: false };
         model.check(ck)?;
         Ok(model)
     }
