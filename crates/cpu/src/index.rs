@@ -4,7 +4,7 @@
 
 use minfer_graph::{PoolKeys, RopeStyle};
 
-use crate::math::exp;
+use crate::compress::Term;
 use crate::{Kernels, rope};
 
 /// Working memory of [`Kernels::pool_key`], one per thread.
@@ -59,24 +59,28 @@ impl Kernels {
 
     /// The index key of a block by gates: `out = sum_j w_j * keys_j / sum_j w_j` in each channel, with
     /// `w_j = exp(gates_j + bias_j - max)`, positions `j` in ascending order. `keys`, `gates` and `bias` are
-    /// `[block, out.len()]`. One definition for every instruction set: it runs once per block.
+    /// `[block, out.len()]`; `scratch` is twice as long as `out`.
     ///
     /// # Panics
     /// When the lengths do not fit.
-    pub fn gated_key(&self, keys: &[f32], gates: &[f32], bias: &[f32], out: &mut [f32]) {
+    pub fn gated_key(&self, keys: &[f32], gates: &[f32], bias: &[f32], scratch: &mut [f32], out: &mut [f32]) {
         let width = out.len();
         assert!(keys.len() == gates.len() && keys.len() == bias.len() && width > 0, "gated_key: rows");
-        for (c, out) in out.iter_mut().enumerate() {
-            let at = (c..keys.len()).step_by(width);
-            let max = at.clone().map(|i| gates[i] + bias[i]).fold(f32::NEG_INFINITY, f32::max);
-            let (mut sum, mut mean) = (0.0, 0.0);
-            for i in at {
-                let w = exp(gates[i] + bias[i] - max);
-                sum += w;
-                mean = w.mul_add(keys[i], mean);
-            }
-            *out = mean / sum;
+        assert_eq!(scratch.len(), 2 * width, "gated_key: scratch");
+        let (max, sum) = scratch.split_at_mut(width);
+        let gates = gates.chunks_exact(width).zip(bias.chunks_exact(width));
+        max.fill(f32::NEG_INFINITY);
+        for (gate, bias) in gates.clone() {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            unsafe { (self.gate_max)(gate, bias, max) }
         }
+        sum.fill(0.0);
+        out.fill(0.0);
+        for (kv, (gate, bias)) in keys.chunks_exact(width).zip(gates) {
+            // SAFETY: as above.
+            unsafe { (self.gate_fold)(&Term { kv, gate, bias }, max, sum, out) }
+        }
+        out.iter_mut().zip(sum).for_each(|(o, sum)| *o /= *sum);
     }
 
     /// [`Kernels::index_score`] with a weight for each head: `sum_h weights[h] * relu(dot(q_h, key)) * scale`.
@@ -183,21 +187,29 @@ mod tests {
     #[test]
     fn gates_weigh_the_rows_of_each_channel() {
         let mut rng = Rng::new(103);
-        let (keys, bias) = (rng.floats(4 * 5, 2.0), rng.floats(4 * 5, 1.0));
-        let mut gates = rng.floats(4 * 5, 3.0);
-        gates[2 * 5] = 1e4;
-        let want: Vec<f64> = (0..5)
-            .map(|c| {
-                let gate = |j: usize| f64::from(gates[j * 5 + c] + bias[j * 5 + c]);
-                let max = (0..4).map(gate).fold(f64::MIN, f64::max);
-                let w = |j: usize| (gate(j) - max).exp();
-                (0..4).map(|j| w(j) * f64::from(keys[j * 5 + c])).sum::<f64>() / (0..4).map(w).sum::<f64>()
-            })
-            .collect();
-        let mut got = [0.0; 5];
-        Kernels::detect().gated_key(&keys, &gates, &bias, &mut got);
-        assert_close(&got, &want, 1e-6);
-        assert_eq!(got[0], keys[10]);
+        for width in [1, 5, 8, 67] {
+            let (keys, bias) = (rng.floats(4 * width, 2.0), rng.floats(4 * width, 1.0));
+            let mut gates = rng.floats(4 * width, 3.0);
+            gates[2 * width] = 1e4;
+            let want: Vec<f64> = (0..width)
+                .map(|c| {
+                    let gate = |j: usize| f64::from(gates[j * width + c] + bias[j * width + c]);
+                    let max = (0..4).map(gate).fold(f64::MIN, f64::max);
+                    let w = |j: usize| (gate(j) - max).exp();
+                    let sum = (0..4).map(|j| w(j) * f64::from(keys[j * width + c])).sum::<f64>();
+                    sum / (0..4).map(w).sum::<f64>()
+                })
+                .collect();
+            let run = |k: &Kernels| {
+                let (mut scratch, mut out) = (vec![9.0; 2 * width], vec![9.0; width]);
+                k.gated_key(&keys, &gates, &bias, &mut scratch, &mut out);
+                out
+            };
+            let got = run(&Kernels::detect());
+            assert_close(&got, &want, 1e-6);
+            assert_same_bits(&got, &run(&Kernels::scalar()));
+            assert_eq!(got[0], keys[2 * width]);
+        }
     }
 
     #[test]
