@@ -4,6 +4,7 @@
 
 use minfer_graph::{PoolKeys, RopeStyle};
 
+use crate::attention::Tile;
 use crate::compress::Term;
 use crate::{Kernels, rope};
 
@@ -83,33 +84,54 @@ impl Kernels {
         out.iter_mut().zip(sum).for_each(|(o, sum)| *o /= *sum);
     }
 
-    /// [`Kernels::index_score`] with a weight for each head: `sum_h weights[h] * relu(dot(q_h, key)) * scale`.
+    /// Scores of keys `[out.len(), width]`: `sum_h weights[h] * relu(dot(q_h, key)) * scale`, heads in ascending
+    /// order, each term rounded once, each dot product in lanes; without weights they are one. `q` is
+    /// `[heads, width]`; a NaN product counts as 0. `products` is scratch, as long as `out`. A key's score does not
+    /// depend on the keys beside it.
     ///
     /// # Panics
-    /// When `key` is empty.
-    pub fn weighted_index_score(&self, q: &[f32], key: &[f32], weights: &[f32], scale: f32) -> f32 {
-        let mut sum = 0.0;
-        for (q, w) in q.chunks_exact(key.len()).zip(weights) {
+    /// When `width` is 0 or the lengths do not fit.
+    #[allow(clippy::too_many_arguments)]
+    pub fn index_scores(
+        &self,
+        q: &[f32],
+        keys: &[f32],
+        width: usize,
+        weights: Option<&[f32]>,
+        scale: f32,
+        products: &mut [f32],
+        out: &mut [f32],
+    ) {
+        assert!(keys.len() == out.len() * width && products.len() == out.len(), "index_scores: keys");
+        let keys = Tile::new(keys, width, width, out.len());
+        out.fill(0.0);
+        for (h, q) in q.chunks_exact(width).enumerate() {
             // SAFETY: `Kernels` holds only what this machine can run.
-            let product = unsafe { (self.dot)(q, key) };
-            sum = w.mul_add(if product > 0.0 { product } else { 0.0 }, sum);
+            unsafe {
+                (self.score)(q, keys, 1.0, products);
+                (self.relu_fold)(weights.map_or(1.0, |w| w[h]), products, out);
+            }
         }
-        sum * scale
+        out.iter_mut().for_each(|score| *score *= scale);
     }
+}
 
-    /// `sum_h relu(dot(q_h, key)) * scale`, heads in ascending order, each dot product in lanes. `q` is
-    /// `[heads, key.len()]`; a NaN product counts as 0.
-    ///
-    /// # Panics
-    /// When `key` is empty.
-    pub fn index_score(&self, q: &[f32], key: &[f32], scale: f32) -> f32 {
-        let mut sum = 0.0;
-        for q in q.chunks_exact(key.len()) {
-            // SAFETY: `Kernels` holds only what this machine can run.
-            let product = unsafe { (self.dot)(q, key) };
-            sum += if product > 0.0 { product } else { 0.0 };
+pub(crate) mod scalar {
+    /// `sum = w * relu(x) + sum`, rounded once; the relu of NaN is 0.
+    #[inline(always)]
+    pub(crate) fn relu_fold(w: f32, x: &[f32], sum: &mut [f32]) {
+        for (sum, &x) in sum.iter_mut().zip(x) {
+            *sum = w.mul_add(if x > 0.0 { x } else { 0.0 }, *sum);
         }
-        sum * scale
+    }
+}
+
+/// The scalar source with wider instructions; elements stand alone, so the bits are the same.
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2 {
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn relu_fold(w: f32, x: &[f32], sum: &mut [f32]) {
+        super::scalar::relu_fold(w, x, sum);
     }
 }
 
@@ -165,22 +187,40 @@ mod tests {
         assert_same_bits(&run(&Kernels::detect()), &run(&Kernels::scalar()));
     }
 
-    /// Against f64: 3 sums of 40 products of |x| <= 4; bound 1e-5.
+    fn scores(k: &Kernels, q: &[f32], keys: &[f32], width: usize, weights: Option<&[f32]>) -> Vec<f32> {
+        let [mut products, mut out] = [vec![9.0; keys.len() / width], vec![9.0; keys.len() / width]];
+        k.index_scores(q, keys, width, weights, 0.5, &mut products, &mut out);
+        out
+    }
+
+    /// Against f64: 3 sums of up to 40 products of |x| <= 4, weighted by at most 2; bound 2e-5. A key alone has the
+    /// same score.
     #[test]
     fn scores_are_sums_of_positive_products() {
         let mut rng = Rng::new(101);
-        let (q, key) = (rng.floats(120, 2.0), rng.floats(40, 2.0));
-        let dot = |h: usize| -> f64 { (0..40).map(|i| f64::from(q[h * 40 + i]) * f64::from(key[i])).sum() };
-        let want = 0.5 * (0..3).map(|h| dot(h).max(0.0)).sum::<f64>();
-        let got = Kernels::detect().index_score(&q, &key, 0.5);
-        assert_close(&[got], &[want], 1e-5);
-        assert_same_bits(&[got], &[Kernels::scalar().index_score(&q, &key, 0.5)]);
-        assert_eq!(Kernels::detect().index_score(&[f32::NAN, -1.0, 2.0], &[1.0], 1.0), 2.0);
-        let weights = [0.5, -2.0, 1.5];
-        let want = 0.5 * (0..3).map(|h| f64::from(weights[h]) * dot(h).max(0.0)).sum::<f64>();
-        let got = Kernels::detect().weighted_index_score(&q, &key, &weights, 0.5);
-        assert_close(&[got], &[want], 2e-5);
-        assert_same_bits(&[got], &[Kernels::scalar().weighted_index_score(&q, &key, &weights, 0.5)]);
+        for (width, count) in [(40, 1), (40, 19), (21, 9), (1, 33)] {
+            let (q, keys) = (rng.floats(3 * width, 2.0), rng.floats(count * width, 2.0));
+            for weights in [None, Some(&[0.5, -2.0, 1.5][..])] {
+                let want: Vec<f64> = keys
+                    .chunks(width)
+                    .map(|key| {
+                        let relu = |h: usize| {
+                            let terms = q[h * width..].iter().zip(key);
+                            terms.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>().max(0.0)
+                        };
+                        0.5 * (0..3).map(|h| weights.map_or(1.0, |w| f64::from(w[h])) * relu(h)).sum::<f64>()
+                    })
+                    .collect();
+                let got = scores(&Kernels::detect(), &q, &keys, width, weights);
+                assert_close(&got, &want, 2e-5);
+                assert_same_bits(&got, &scores(&Kernels::scalar(), &q, &keys, width, weights));
+                let last = scores(&Kernels::detect(), &q, &keys[(count - 1) * width..], width, weights);
+                assert_same_bits(&last, &got[count - 1..]);
+            }
+        }
+        for k in [Kernels::detect(), Kernels::scalar()] {
+            assert_eq!(scores(&k, &[f32::NAN, -1.0, 2.0], &[1.0; 9], 1, None), [1.0; 9]);
+        }
     }
 
     /// Against f64; weighted means of 4 numbers within 2: 1e-6. Gates far apart choose one row.

@@ -31,11 +31,10 @@ mod window;
 use minfer_graph::PAGE;
 
 use crate::Kernels;
-use tile::Tile;
 
 pub use blocks::SparseRow;
 pub use cache::{CacheRows, CacheRowsMut};
-pub(crate) use tile::{AccumulateFn, ScoreFn};
+pub(crate) use tile::{AccumulateFn, ScoreFn, Tile};
 pub use window::WindowRow;
 
 /// The definitions of what this module's kernels do.
