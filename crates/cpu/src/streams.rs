@@ -141,6 +141,36 @@ pub(crate) mod avx2 {
 
     #[target_feature(enable = "avx2,fma")]
     pub(crate) fn mix(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
+        let whole = y.len() / LANES * LANES;
+        match (<&[f32; 4]>::try_from(post), comb.as_chunks().0) {
+            (Ok(post), [a, b, c, d]) => mix_four(x, y, post, [a, b, c, d], out),
+            _ => mix_any(x, y, post, comb, out),
+        }
+        super::scalar::mix_from(whole, x, y, post, comb, out);
+    }
+
+    /// Whole registers of [`mix`], with those of all four streams loaded once.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn mix_four(x: &[f32], y: &[f32], post: &[f32; 4], comb: [&[f32; 4]; 4], out: &mut [f32]) {
+        let width = y.len();
+        let streams = [0, 1, 2, 3].map(|s| x[s * width..][..width].as_chunks::<LANES>().0);
+        for (at, y) in y.as_chunks::<LANES>().0.iter().enumerate() {
+            let (y, x) = (load(y), streams.map(|x| load(&x[at])));
+            for (k, out) in out.chunks_exact_mut(width).enumerate() {
+                let mut sum = _mm256_mul_ps(_mm256_set1_ps(post[k]), y);
+                for (x, comb) in x.iter().zip(comb) {
+                    sum = _mm256_fmadd_ps(_mm256_set1_ps(comb[k]), *x, sum);
+                }
+                store(&mut out.as_chunks_mut().0[at], sum);
+            }
+        }
+    }
+
+    /// Whole registers of [`mix`], stream by stream.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn mix_any(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
         let (n, width) = (post.len(), y.len());
         for (k, out) in out.chunks_exact_mut(width).enumerate() {
             let outs = out.as_chunks_mut::<LANES>().0.iter_mut().zip(y.as_chunks::<LANES>().0);
@@ -152,7 +182,6 @@ pub(crate) mod avx2 {
                 store(out, sum);
             }
         }
-        super::scalar::mix_from(width / LANES * LANES, x, y, post, comb, out);
     }
 }
 
