@@ -186,7 +186,7 @@ pub(crate) struct DeltaStep {
     pub(super) next: ChunkCounter,
 }
 
-/// Up to [`COLUMNS`] columns of one head's state, and its query, key and decays.
+/// Some columns of one head's state, or all, and its query, key and decays.
 pub(crate) struct DeltaScratch {
     state: Vec<f32>,
     q: Vec<f32>,
@@ -198,7 +198,7 @@ impl DeltaScratch {
     pub(super) fn new(rule: &DeltaRule) -> DeltaScratch {
         let channels = || vec![0.0; rule.k_dim];
         DeltaScratch {
-            state: vec![0.0; rule.k_dim * COLUMNS],
+            state: vec![0.0; rule.k_dim * rule.v_dim],
             q: channels(),
             k: channels(),
             decay: channels(),
@@ -213,10 +213,13 @@ impl Step for DeltaStep {
             unsafe { (self.slots.flow(run, run.rows(&self.qkv)), self.scratch.get(worker)) };
         let Some(flow) = flow else { return };
         let DeltaRule { v_heads, v_dim, .. } = self.rule;
-        let parts = v_dim.div_ceil(COLUMNS);
+        // A state that only one row changes leaves the first cache in any case; a whole head of it lies together.
+        let whole = v_heads >= worker.count && flow.sequences().all(|rows| rows.len() == 1);
+        let columns = if whole { v_dim } else { COLUMNS };
+        let parts = v_dim.div_ceil(columns);
         for_each_chunk(&self.next, v_heads * parts, 1, |task| {
-            let (head, first) = (task.start / parts, task.start % parts * COLUMNS);
-            let part = HeadPart { head, columns: first..(first + COLUMNS).min(v_dim) };
+            let (head, first) = (task.start / parts, task.start % parts * columns);
+            let part = HeadPart { head, columns: first..(first + columns).min(v_dim) };
             for sequence in flow.sequences() {
                 // SAFETY: this task alone has these columns, of the output and of every slot.
                 unsafe { self.sequence(run, &flow, sequence, &part, scratch) }
@@ -248,17 +251,19 @@ impl DeltaStep {
     ) {
         let DeltaRule { k_dim, v_dim, .. } = self.rule;
         let count = part.columns.len();
-        let at = |i: usize| (part.head * k_dim + i) * v_dim + part.columns.start;
-        for (i, state) in s.state.chunks_exact_mut(count).take(k_dim).enumerate() {
+        // Rows of the state, or all of it where they lie together.
+        let run_len = if count == v_dim { k_dim } else { 1 };
+        let at = |run: usize| (part.head * k_dim + run * run_len) * v_dim + part.columns.start;
+        for (i, state) in s.state[..k_dim * count].chunks_exact_mut(run_len * count).enumerate() {
             // SAFETY: by the caller's promise.
             unsafe { flow.load(rows.start, at(i), state) }
         }
         for row in rows {
             // SAFETY: the row exists and is complete; these columns of the output are this task's.
             unsafe { self.token(run, row, part, s) }
-            for (i, state) in s.state.chunks_exact(count).take(k_dim).enumerate() {
+            for (i, state) in s.state[..k_dim * count].chunks_exact(run_len * count).enumerate() {
                 // SAFETY: by the caller's promise.
-                let Some(kept) = (unsafe { flow.kept(row, at(i), count) }) else { break };
+                let Some(kept) = (unsafe { flow.kept(row, at(i), run_len * count) }) else { break };
                 kept.copy_from_slice(state);
             }
         }
