@@ -253,14 +253,14 @@ impl Kernels {
         match cache {
             CacheRows::F32(rows) if queries <= IN_PLACE => Tile::new(&rows[first..], stride, dim, count),
             _ => {
-                self.gather(rows, slot, &mut room[..count * dim]);
+                self.gather(rows, slot, PAGE, &mut room[..count * dim]);
                 Tile::new(room, dim, dim, count)
             }
         }
     }
 
-    /// Fills `out` with rows of a head from `slot` on, as f32.
-    fn gather(&self, rows: HeadRows<'_>, slot: usize, out: &mut [f32]) {
+    /// Fills `out` with rows of a head from `slot` on, as f32. Up to `ahead` rows behind them may be fetched early.
+    fn gather(&self, rows: HeadRows<'_>, slot: usize, ahead: usize, out: &mut [f32]) {
         let HeadRows { cache, head, heads, dim } = rows;
         let stride = heads * dim;
         let first = slot * stride + head * dim;
@@ -270,8 +270,11 @@ impl Kernels {
                     out.copy_from_slice(&rows[first + j * stride..][..dim]);
                 }
             }
-            // SAFETY: `Kernels` holds only what this machine can run.
-            CacheRows::F16(rows) => unsafe { (self.widen_rows)(&rows[first..], stride, dim, out) },
+            CacheRows::F16(rows) => {
+                let end = (slot + out.len() / dim + ahead) * stride;
+                // SAFETY: `Kernels` holds only what this machine can run.
+                unsafe { (self.widen_rows)(&rows[first..end.min(rows.len())], stride, dim, out) }
+            }
         }
     }
 
@@ -288,7 +291,7 @@ impl Kernels {
         }
         let (dim, mut count) = (heads[0].dim, 0);
         for run in runs {
-            self.gather(heads[run.cache], run.slot, &mut room[count * dim..][..run.count * dim]);
+            self.gather(heads[run.cache], run.slot, 0, &mut room[count * dim..][..run.count * dim]);
             count += run.count;
         }
         Tile::new(room, dim, dim, count)
