@@ -7,7 +7,6 @@ use minfer_graph::Compress;
 
 use crate::Kernels;
 use crate::conv::History;
-use crate::math::exp;
 
 /// kv and gates of one part of the rows, for some channels.
 #[derive(Clone, Copy, Debug)]
@@ -41,41 +40,97 @@ impl Kernels {
         out: &mut [f32],
     ) {
         assert!(parts.len() == c.parts() && max.len() == out.len() && sum.len() == out.len(), "compress");
-        let term = |part, place, lag| term(part, bias, row, place, lag);
         // The first window has none before it.
         let before = if c.overlap && position >= c.ratio { c.ratio } else { 0 };
-        let before = (0..before).map(|place| term(&parts[0], place, 2 * c.ratio - 1 - place));
-        let own = (0..c.ratio).map(|place| term(&parts[parts.len() - 1], place, c.ratio - 1 - place));
-        let terms = before.chain(own);
+        let before = (0..before).map(|place| (&parts[0], place, 2 * c.ratio - 1 - place));
+        let own = (0..c.ratio).map(|place| (&parts[parts.len() - 1], place, c.ratio - 1 - place));
         max.fill(f32::NEG_INFINITY);
-        for (_, gate, bias) in terms.clone() {
-            for (max, (g, b)) in max.iter_mut().zip(gate.iter().zip(bias)) {
-                *max = if g + b > *max { g + b } else { *max };
-            }
+        for (part, place, lag) in before.clone().chain(own.clone()) {
+            let term = term(part, bias, row, place, lag);
+            // SAFETY: `Kernels` holds only what this machine can run.
+            unsafe { (self.gate_max)(term.gate, term.bias, max) }
         }
         sum.fill(0.0);
         out.fill(0.0);
-        for (kv, gate, bias) in terms {
-            for (i, (g, b)) in gate.iter().zip(bias).enumerate() {
-                let weight = exp(g + b - max[i]);
-                sum[i] += weight;
-                out[i] = weight.mul_add(kv[i], out[i]);
-            }
+        for (part, place, lag) in before.chain(own) {
+            let term = term(part, bias, row, place, lag);
+            // SAFETY: as above.
+            unsafe { (self.gate_fold)(&term, max, sum, out) }
         }
         out.iter_mut().zip(sum).for_each(|(o, sum)| *o /= *sum);
     }
 }
 
-/// kv, gate and bias of the row `lag` rows before `row`, at `place` in its window.
-fn term<'a>(
-    part: &Part<'a>,
-    bias: &'a [f32],
-    row: usize,
-    place: usize,
-    lag: usize,
-) -> (&'a [f32], &'a [f32], &'a [f32]) {
+/// One row of a window, some channels of it. All three are equally long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Term<'a> {
+    pub(crate) kv: &'a [f32],
+    pub(crate) gate: &'a [f32],
+    pub(crate) bias: &'a [f32],
+}
+
+/// `term, max, sum, out`.
+pub(crate) type FoldFn = unsafe fn(&Term<'_>, &[f32], &mut [f32], &mut [f32]);
+
+/// The row `lag` rows before `row`, at `place` in its window.
+fn term<'a>(part: &Part<'a>, bias: &'a [f32], row: usize, place: usize, lag: usize) -> Term<'a> {
     let bias = &bias[place * part.gate.stride + part.gate.first..][..part.gate.count];
-    (part.kv.row(row, lag), part.gate.row(row, lag), bias)
+    Term { kv: part.kv.row(row, lag), gate: part.gate.row(row, lag), bias }
+}
+
+pub(crate) mod scalar {
+    use super::Term;
+    use crate::math::exp;
+
+    /// `max = max(max, gate + bias)`; NaN is never the larger.
+    #[inline(always)]
+    pub(crate) fn gate_max(gate: &[f32], bias: &[f32], max: &mut [f32]) {
+        for (max, (g, b)) in max.iter_mut().zip(gate.iter().zip(bias)) {
+            *max = if g + b > *max { g + b } else { *max };
+        }
+    }
+
+    /// `weight = exp(gate + bias - max)`, then `sum += weight; out = weight * kv + out`, the latter rounded once.
+    #[inline(always)]
+    pub(crate) fn gate_fold(t: &Term<'_>, max: &[f32], sum: &mut [f32], out: &mut [f32]) {
+        let sums = max.iter().zip(sum).zip(out);
+        for (((max, sum), out), (kv, (g, b))) in sums.zip(t.kv.iter().zip(t.gate.iter().zip(t.bias))) {
+            let weight = exp(g + b - max);
+            *sum += weight;
+            *out = weight.mul_add(*kv, *out);
+        }
+    }
+}
+
+/// Channels stand alone: only the exponential is written out.
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2 {
+    use std::arch::x86_64::*;
+
+    use super::{Term, scalar};
+    use crate::math::{
+        LANES,
+        avx2::{exp, load, store},
+    };
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn gate_max(gate: &[f32], bias: &[f32], max: &mut [f32]) {
+        scalar::gate_max(gate, bias, max);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn gate_fold(t: &Term<'_>, max: &[f32], sum: &mut [f32], out: &mut [f32]) {
+        let ((max8, max), (sum8, sum)) = (max.as_chunks::<LANES>(), sum.as_chunks_mut::<LANES>());
+        let ((kv8, kv), (out8, out)) = (t.kv.as_chunks::<LANES>(), out.as_chunks_mut::<LANES>());
+        let ((gate8, gate), (bias8, bias)) = (t.gate.as_chunks::<LANES>(), t.bias.as_chunks::<LANES>());
+        let sums = max8.iter().zip(sum8).zip(out8);
+        for (((max, sum), out), (kv, (g, b))) in sums.zip(kv8.iter().zip(gate8.iter().zip(bias8))) {
+            let weight = exp(_mm256_sub_ps(_mm256_add_ps(load(g), load(b)), load(max)));
+            store(sum, _mm256_add_ps(load(sum), weight));
+            store(out, _mm256_fmadd_ps(weight, load(kv), load(out)));
+        }
+        scalar::gate_fold(&Term { kv, gate, bias }, max, sum, out);
+    }
 }
 
 #[cfg(test)]
@@ -83,7 +138,7 @@ mod tests {
     use super::*;
     use crate::testing::{Rng, assert_close, assert_same_bits};
 
-    const W: usize = 11;
+    const W: usize = 21;
 
     /// Against f64; at most 8 weights of sum 1 on |x| <= 2: bound 2e-6. A tail before the step changes no bit.
     #[test]
@@ -108,17 +163,23 @@ mod tests {
                     })
                     .collect();
                 let end = (w + 1) * c.ratio - 1;
-                let got = run(&c, &kv, &gate, &bias, width, 0, end);
+                let got = run(&Kernels::detect(), &c, &kv, &gate, &bias, width, 0, end);
                 assert_close(&got, &want, 2e-6);
+                assert_same_bits(&run(&Kernels::scalar(), &c, &kv, &gate, &bias, width, 0, end), &got);
                 for start in 1..=end {
-                    assert_same_bits(&run(&c, &kv, &gate, &bias, width, start, end), &got);
+                    assert_same_bits(
+                        &run(&Kernels::detect(), &c, &kv, &gate, &bias, width, start, end),
+                        &got,
+                    );
                 }
             }
         }
     }
 
     /// The window that ends at `end`, in a step that begins at `start`, with no more of a tail than is needed.
+    #[allow(clippy::too_many_arguments)]
     fn run(
+        k: &Kernels,
         c: &Compress,
         kv: &[f32],
         gate: &[f32],
@@ -143,7 +204,7 @@ mod tests {
             .collect();
         let [mut max, mut sum, mut out] = [(); 3].map(|()| vec![0.0; W]);
         let at = (end - start, end);
-        Kernels::detect().compress(c, &parts, bias, at, &mut max, &mut sum, &mut out);
+        k.compress(c, &parts, bias, at, &mut max, &mut sum, &mut out);
         out
     }
 }

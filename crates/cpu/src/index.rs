@@ -4,7 +4,8 @@
 
 use minfer_graph::{PoolKeys, RopeStyle};
 
-use crate::math::exp;
+use crate::attention::Tile;
+use crate::compress::Term;
 use crate::{Kernels, rope};
 
 /// Working memory of [`Kernels::pool_key`], one per thread.
@@ -59,53 +60,78 @@ impl Kernels {
 
     /// The index key of a block by gates: `out = sum_j w_j * keys_j / sum_j w_j` in each channel, with
     /// `w_j = exp(gates_j + bias_j - max)`, positions `j` in ascending order. `keys`, `gates` and `bias` are
-    /// `[block, out.len()]`. One definition for every instruction set: it runs once per block.
+    /// `[block, out.len()]`; `scratch` is twice as long as `out`.
     ///
     /// # Panics
     /// When the lengths do not fit.
-    pub fn gated_key(&self, keys: &[f32], gates: &[f32], bias: &[f32], out: &mut [f32]) {
+    pub fn gated_key(&self, keys: &[f32], gates: &[f32], bias: &[f32], scratch: &mut [f32], out: &mut [f32]) {
         let width = out.len();
         assert!(keys.len() == gates.len() && keys.len() == bias.len() && width > 0, "gated_key: rows");
-        for (c, out) in out.iter_mut().enumerate() {
-            let at = (c..keys.len()).step_by(width);
-            let max = at.clone().map(|i| gates[i] + bias[i]).fold(f32::NEG_INFINITY, f32::max);
-            let (mut sum, mut mean) = (0.0, 0.0);
-            for i in at {
-                let w = exp(gates[i] + bias[i] - max);
-                sum += w;
-                mean = w.mul_add(keys[i], mean);
+        assert_eq!(scratch.len(), 2 * width, "gated_key: scratch");
+        let (max, sum) = scratch.split_at_mut(width);
+        let gates = gates.chunks_exact(width).zip(bias.chunks_exact(width));
+        max.fill(f32::NEG_INFINITY);
+        for (gate, bias) in gates.clone() {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            unsafe { (self.gate_max)(gate, bias, max) }
+        }
+        sum.fill(0.0);
+        out.fill(0.0);
+        for (kv, (gate, bias)) in keys.chunks_exact(width).zip(gates) {
+            // SAFETY: as above.
+            unsafe { (self.gate_fold)(&Term { kv, gate, bias }, max, sum, out) }
+        }
+        out.iter_mut().zip(sum).for_each(|(o, sum)| *o /= *sum);
+    }
+
+    /// Scores of keys `[out.len(), width]`: `sum_h weights[h] * relu(dot(q_h, key)) * scale`, heads in ascending
+    /// order, each term rounded once, each dot product in lanes; without weights they are one. `q` is
+    /// `[heads, width]`; a NaN product counts as 0. `products` is scratch, as long as `out`. A key's score does not
+    /// depend on the keys beside it.
+    ///
+    /// # Panics
+    /// When `width` is 0 or the lengths do not fit.
+    #[allow(clippy::too_many_arguments)]
+    pub fn index_scores(
+        &self,
+        q: &[f32],
+        keys: &[f32],
+        width: usize,
+        weights: Option<&[f32]>,
+        scale: f32,
+        products: &mut [f32],
+        out: &mut [f32],
+    ) {
+        assert!(keys.len() == out.len() * width && products.len() == out.len(), "index_scores: keys");
+        let keys = Tile::new(keys, width, width, out.len());
+        out.fill(0.0);
+        for (h, q) in q.chunks_exact(width).enumerate() {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            unsafe {
+                (self.score)(q, keys, 1.0, products);
+                (self.relu_fold)(weights.map_or(1.0, |w| w[h]), products, out);
             }
-            *out = mean / sum;
+        }
+        out.iter_mut().for_each(|score| *score *= scale);
+    }
+}
+
+pub(crate) mod scalar {
+    /// `sum = w * relu(x) + sum`, rounded once; the relu of NaN is 0.
+    #[inline(always)]
+    pub(crate) fn relu_fold(w: f32, x: &[f32], sum: &mut [f32]) {
+        for (sum, &x) in sum.iter_mut().zip(x) {
+            *sum = w.mul_add(if x > 0.0 { x } else { 0.0 }, *sum);
         }
     }
+}
 
-    /// [`Kernels::index_score`] with a weight for each head: `sum_h weights[h] * relu(dot(q_h, key)) * scale`.
-    ///
-    /// # Panics
-    /// When `key` is empty.
-    pub fn weighted_index_score(&self, q: &[f32], key: &[f32], weights: &[f32], scale: f32) -> f32 {
-        let mut sum = 0.0;
-        for (q, w) in q.chunks_exact(key.len()).zip(weights) {
-            // SAFETY: `Kernels` holds only what this machine can run.
-            let product = unsafe { (self.dot)(q, key) };
-            sum = w.mul_add(if product > 0.0 { product } else { 0.0 }, sum);
-        }
-        sum * scale
-    }
-
-    /// `sum_h relu(dot(q_h, key)) * scale`, heads in ascending order, each dot product in lanes. `q` is
-    /// `[heads, key.len()]`; a NaN product counts as 0.
-    ///
-    /// # Panics
-    /// When `key` is empty.
-    pub fn index_score(&self, q: &[f32], key: &[f32], scale: f32) -> f32 {
-        let mut sum = 0.0;
-        for q in q.chunks_exact(key.len()) {
-            // SAFETY: `Kernels` holds only what this machine can run.
-            let product = unsafe { (self.dot)(q, key) };
-            sum += if product > 0.0 { product } else { 0.0 };
-        }
-        sum * scale
+/// The scalar source with wider instructions; elements stand alone, so the bits are the same.
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2 {
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn relu_fold(w: f32, x: &[f32], sum: &mut [f32]) {
+        super::scalar::relu_fold(w, x, sum);
     }
 }
 
@@ -161,43 +187,69 @@ mod tests {
         assert_same_bits(&run(&Kernels::detect()), &run(&Kernels::scalar()));
     }
 
-    /// Against f64: 3 sums of 40 products of |x| <= 4; bound 1e-5.
+    fn scores(k: &Kernels, q: &[f32], keys: &[f32], width: usize, weights: Option<&[f32]>) -> Vec<f32> {
+        let [mut products, mut out] = [vec![9.0; keys.len() / width], vec![9.0; keys.len() / width]];
+        k.index_scores(q, keys, width, weights, 0.5, &mut products, &mut out);
+        out
+    }
+
+    /// Against f64: 3 sums of up to 40 products of |x| <= 4, weighted by at most 2; bound 2e-5. A key alone has the
+    /// same score.
     #[test]
     fn scores_are_sums_of_positive_products() {
         let mut rng = Rng::new(101);
-        let (q, key) = (rng.floats(120, 2.0), rng.floats(40, 2.0));
-        let dot = |h: usize| -> f64 { (0..40).map(|i| f64::from(q[h * 40 + i]) * f64::from(key[i])).sum() };
-        let want = 0.5 * (0..3).map(|h| dot(h).max(0.0)).sum::<f64>();
-        let got = Kernels::detect().index_score(&q, &key, 0.5);
-        assert_close(&[got], &[want], 1e-5);
-        assert_same_bits(&[got], &[Kernels::scalar().index_score(&q, &key, 0.5)]);
-        assert_eq!(Kernels::detect().index_score(&[f32::NAN, -1.0, 2.0], &[1.0], 1.0), 2.0);
-        let weights = [0.5, -2.0, 1.5];
-        let want = 0.5 * (0..3).map(|h| f64::from(weights[h]) * dot(h).max(0.0)).sum::<f64>();
-        let got = Kernels::detect().weighted_index_score(&q, &key, &weights, 0.5);
-        assert_close(&[got], &[want], 2e-5);
-        assert_same_bits(&[got], &[Kernels::scalar().weighted_index_score(&q, &key, &weights, 0.5)]);
+        for (width, count) in [(40, 1), (40, 19), (21, 9), (1, 33)] {
+            let (q, keys) = (rng.floats(3 * width, 2.0), rng.floats(count * width, 2.0));
+            for weights in [None, Some(&[0.5, -2.0, 1.5][..])] {
+                let want: Vec<f64> = keys
+                    .chunks(width)
+                    .map(|key| {
+                        let relu = |h: usize| {
+                            let terms = q[h * width..].iter().zip(key);
+                            terms.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>().max(0.0)
+                        };
+                        0.5 * (0..3).map(|h| weights.map_or(1.0, |w| f64::from(w[h])) * relu(h)).sum::<f64>()
+                    })
+                    .collect();
+                let got = scores(&Kernels::detect(), &q, &keys, width, weights);
+                assert_close(&got, &want, 2e-5);
+                assert_same_bits(&got, &scores(&Kernels::scalar(), &q, &keys, width, weights));
+                let last = scores(&Kernels::detect(), &q, &keys[(count - 1) * width..], width, weights);
+                assert_same_bits(&last, &got[count - 1..]);
+            }
+        }
+        for k in [Kernels::detect(), Kernels::scalar()] {
+            assert_eq!(scores(&k, &[f32::NAN, -1.0, 2.0], &[1.0; 9], 1, None), [1.0; 9]);
+        }
     }
 
     /// Against f64; weighted means of 4 numbers within 2: 1e-6. Gates far apart choose one row.
     #[test]
     fn gates_weigh_the_rows_of_each_channel() {
         let mut rng = Rng::new(103);
-        let (keys, bias) = (rng.floats(4 * 5, 2.0), rng.floats(4 * 5, 1.0));
-        let mut gates = rng.floats(4 * 5, 3.0);
-        gates[2 * 5] = 1e4;
-        let want: Vec<f64> = (0..5)
-            .map(|c| {
-                let gate = |j: usize| f64::from(gates[j * 5 + c] + bias[j * 5 + c]);
-                let max = (0..4).map(gate).fold(f64::MIN, f64::max);
-                let w = |j: usize| (gate(j) - max).exp();
-                (0..4).map(|j| w(j) * f64::from(keys[j * 5 + c])).sum::<f64>() / (0..4).map(w).sum::<f64>()
-            })
-            .collect();
-        let mut got = [0.0; 5];
-        Kernels::detect().gated_key(&keys, &gates, &bias, &mut got);
-        assert_close(&got, &want, 1e-6);
-        assert_eq!(got[0], keys[10]);
+        for width in [1, 5, 8, 67] {
+            let (keys, bias) = (rng.floats(4 * width, 2.0), rng.floats(4 * width, 1.0));
+            let mut gates = rng.floats(4 * width, 3.0);
+            gates[2 * width] = 1e4;
+            let want: Vec<f64> = (0..width)
+                .map(|c| {
+                    let gate = |j: usize| f64::from(gates[j * width + c] + bias[j * width + c]);
+                    let max = (0..4).map(gate).fold(f64::MIN, f64::max);
+                    let w = |j: usize| (gate(j) - max).exp();
+                    let sum = (0..4).map(|j| w(j) * f64::from(keys[j * width + c])).sum::<f64>();
+                    sum / (0..4).map(w).sum::<f64>()
+                })
+                .collect();
+            let run = |k: &Kernels| {
+                let (mut scratch, mut out) = (vec![9.0; 2 * width], vec![9.0; width]);
+                k.gated_key(&keys, &gates, &bias, &mut scratch, &mut out);
+                out
+            };
+            let got = run(&Kernels::detect());
+            assert_close(&got, &want, 1e-6);
+            assert_same_bits(&got, &run(&Kernels::scalar()));
+            assert_eq!(got[0], keys[2 * width]);
+        }
     }
 
     #[test]

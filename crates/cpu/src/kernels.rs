@@ -10,7 +10,9 @@ use half::f16;
 use minfer_graph::{Act, RopeStyle, RoundTrip};
 
 use crate::isa::Isa;
-use crate::{attention, delta_rule, elementwise, math, norm, rope, round_trip, router, streams};
+use crate::{
+    attention, compress, delta_rule, elementwise, index, math, norm, rope, round_trip, router, streams,
+};
 
 /// `x, out`.
 type Unary = unsafe fn(&[f32], &mut [f32]);
@@ -33,7 +35,12 @@ pub struct Kernels {
     pub(crate) fold: Binary,
     pub(crate) act: unsafe fn(Act, &[f32], &mut [f32]),
     pub(crate) stream_add: unsafe fn(&[f32], f32, &[f32], &mut [f32]),
-    pub(crate) stream_fold: unsafe fn(f32, &[f32], &mut [f32]),
+    pub(crate) stream_weighted_sum: Binary,
+    pub(crate) stream_mix: streams::MixFn,
+    pub(crate) hyper_mix: streams::mixer::MixerFn,
+    pub(crate) relu_fold: unsafe fn(f32, &[f32], &mut [f32]),
+    pub(crate) gate_max: Binary,
+    pub(crate) gate_fold: compress::FoldFn,
     pub(crate) delta_step: delta_rule::StepFn,
     pub(crate) rms_norm: unsafe fn(&[f32], usize, &[f32], f32, &mut [f32]),
     pub(crate) rope: unsafe fn(RopeStyle, &[f32], usize, &[f32], &mut [f32]),
@@ -61,7 +68,12 @@ impl Kernels {
             fold: elementwise::scalar::fold,
             act: elementwise::scalar::act,
             stream_add: streams::scalar::add,
-            stream_fold: streams::scalar::fold,
+            stream_weighted_sum: streams::scalar::weighted_sum,
+            stream_mix: streams::scalar::mix,
+            hyper_mix: streams::mixer::scalar::hyper_mix,
+            relu_fold: index::scalar::relu_fold,
+            gate_max: compress::scalar::gate_max,
+            gate_fold: compress::scalar::gate_fold,
             delta_step: delta_rule::scalar::step,
             rms_norm: norm::scalar::rms_norm,
             rope: rope::scalar::rope,
@@ -91,7 +103,12 @@ impl Kernels {
                 fold: elementwise::avx2::fold,
                 act: elementwise::avx2::act,
                 stream_add: streams::avx2::add,
-                stream_fold: streams::avx2::fold,
+                stream_weighted_sum: streams::avx2::weighted_sum,
+                stream_mix: streams::avx2::mix,
+                hyper_mix: streams::mixer::avx2::hyper_mix,
+                relu_fold: index::avx2::relu_fold,
+                gate_max: compress::avx2::gate_max,
+                gate_fold: compress::avx2::gate_fold,
                 delta_step: delta_rule::avx2::step,
                 rms_norm: norm::avx2::rms_norm,
                 rope: rope::avx2::rope,

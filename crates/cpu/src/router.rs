@@ -1,9 +1,8 @@
 //! Experts: from a row of router logits to the chosen experts and their weights, and the weighted sum
 //! of what they returned. The expert products themselves are matrix products and live with those.
 
-use minfer_graph::{Router, Scoring};
+use minfer_graph::{Act, ActKind, Router, Scoring};
 
-use crate::math::exp;
 use crate::{Kernels, select::top_k};
 
 /// Added to sums of scores, which may all be 0.
@@ -63,13 +62,10 @@ impl Kernels {
         assert_eq!(logits.len(), out.len(), "expert_scores: lengths differ");
         match scoring {
             Scoring::Softmax => self.softmax(logits, out),
-            Scoring::Sigmoid => {
-                out.iter_mut().zip(logits).for_each(|(o, x)| *o = 1.0 / (1.0 + exp(-x)));
-            }
+            Scoring::Sigmoid => self.act(Act { kind: ActKind::Sigmoid, pre: 1.0, post: 1.0 }, logits, out),
             Scoring::SqrtSoftplus => {
-                out.iter_mut()
-                    .zip(logits)
-                    .for_each(|(o, x)| *o = (x.max(0.0) + exp(-x.abs()).ln_1p()).sqrt());
+                self.act(Act { kind: ActKind::Softplus, pre: 1.0, post: 1.0 }, logits, out);
+                out.iter_mut().for_each(|o| *o = o.sqrt());
             }
         }
     }

@@ -1,11 +1,13 @@
 //! Rows of residual streams (hyper-connections): `n` streams of equal width, one after the other.
 //!
-//! Each stream is handled alone, and sums run in stream order.
+//! Each stream is handled alone, and sums run in stream order. Weights of hyper-connections are in `mixer`.
 
-use minfer_graph::HyperMix;
+pub(crate) mod mixer;
 
 use crate::Kernels;
-use crate::math::exp;
+
+/// `x, y, post, comb, out`.
+pub(crate) type MixFn = unsafe fn(&[f32], &[f32], &[f32], &[f32], &mut [f32]);
 
 impl Kernels {
     /// `out = scale * (h_0 + h_1 + ..)`, `h` being `[h.len() / out.len(), out.len()]`.
@@ -56,11 +58,8 @@ impl Kernels {
     /// `out = sum_s weights[s] * x_s`, in stream order from 0, each term rounded once.
     pub fn stream_weighted_sum(&self, x: &[f32], weights: &[f32], out: &mut [f32]) {
         assert!(x.len() == out.len() * weights.len() && !out.is_empty(), "stream_weighted_sum: rows");
-        out.fill(0.0);
-        for (x, w) in x.chunks_exact(out.len()).zip(weights) {
-            // SAFETY: `Kernels` holds only what this machine can run.
-            unsafe { (self.stream_fold)(*w, x, out) }
-        }
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (self.stream_weighted_sum)(x, weights, out) }
     }
 
     /// `out_k = post[k] * y + sum_j comb[j][k] * x_j`, `j` ascending, each term rounded once.
@@ -68,60 +67,38 @@ impl Kernels {
         let n = post.len();
         assert!(x.len() == out.len() && x.len() == y.len() * n && !y.is_empty(), "stream_mix: rows");
         assert_eq!(comb.len(), n * n, "stream_mix: weights");
-        for (k, out) in out.chunks_exact_mut(y.len()).enumerate() {
-            out.iter_mut().zip(y).for_each(|(o, y)| *o = post[k] * y);
-            for (j, x) in x.chunks_exact(y.len()).enumerate() {
-                // SAFETY: as above.
-                unsafe { (self.stream_fold)(comb[j * n + k], x, out) }
-            }
-        }
-    }
-}
-
-/// Weights of a hyper-connection from a row `m` and `weight = base | scale [3]`, as [`HyperMix`] says. A row is a few
-/// dozen numbers: there is one definition for every instruction set.
-///
-/// # Panics
-/// When the lengths do not fit.
-pub fn hyper_mix(h: &HyperMix, m: &[f32], weight: &[f32], [pre, post, comb]: [&mut [f32]; 3]) {
-    let n = h.n;
-    let (base, scale) = weight.split_at(h.width());
-    let logit = |i: usize, scale: f32| m[i].mul_add(scale, base[i]);
-    let sigmoid = |x: f32| 1.0 / (1.0 + exp(-x));
-    for i in 0..n {
-        pre[i] = sigmoid(logit(i, scale[0])) + h.eps;
-        post[i] = 2.0 * sigmoid(logit(n + i, scale[1]));
-    }
-    for (i, row) in comb.chunks_exact_mut(n).enumerate() {
-        row.iter_mut().enumerate().for_each(|(j, c)| *c = logit((2 + i) * n + j, scale[2]));
-        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|c| *c = exp(*c - max));
-        let sum: f32 = row.iter().sum();
-        row.iter_mut().for_each(|c| *c = *c / sum + h.eps);
-    }
-    balance_columns(comb, n, h.eps);
-    for _ in 1..h.iterations {
-        for row in comb.chunks_exact_mut(n) {
-            let sum = row.iter().sum::<f32>() + h.eps;
-            row.iter_mut().for_each(|c| *c /= sum);
-        }
-        balance_columns(comb, n, h.eps);
-    }
-}
-
-fn balance_columns(comb: &mut [f32], n: usize, eps: f32) {
-    for j in 0..n {
-        let sum = comb.iter().skip(j).step_by(n).sum::<f32>() + eps;
-        comb.iter_mut().skip(j).step_by(n).for_each(|c| *c /= sum);
+        // SAFETY: as above.
+        unsafe { (self.stream_mix)(x, y, post, comb, out) }
     }
 }
 
 pub(crate) mod scalar {
-    /// `out = w * x + out`.
+    pub(crate) fn weighted_sum(x: &[f32], weights: &[f32], out: &mut [f32]) {
+        weighted_sum_from(0, x, weights, out);
+    }
+
+    /// Numbers `from..` of [`weighted_sum`].
     #[inline(always)]
-    pub(crate) fn fold(w: f32, x: &[f32], out: &mut [f32]) {
-        for (o, x) in out.iter_mut().zip(x) {
-            *o = w.mul_add(*x, *o);
+    pub(super) fn weighted_sum_from(from: usize, x: &[f32], weights: &[f32], out: &mut [f32]) {
+        let width = out.len();
+        for (i, out) in out.iter_mut().enumerate().skip(from) {
+            let terms = x.chunks_exact(width).zip(weights);
+            *out = terms.fold(0.0, |sum, (x, w)| w.mul_add(x[i], sum));
+        }
+    }
+
+    pub(crate) fn mix(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
+        mix_from(0, x, y, post, comb, out);
+    }
+
+    /// Numbers `from..` of each stream of [`mix`].
+    #[inline(always)]
+    pub(super) fn mix_from(from: usize, x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
+        for (k, out) in out.chunks_exact_mut(y.len()).enumerate() {
+            for (i, out) in out.iter_mut().enumerate().skip(from) {
+                let terms = x.chunks_exact(y.len()).zip(comb.chunks_exact(post.len()));
+                *out = terms.fold(post[k] * y[i], |sum, (x, comb)| comb[k].mul_add(x[i], sum));
+            }
         }
     }
 
@@ -134,17 +111,77 @@ pub(crate) mod scalar {
     }
 }
 
-/// The scalar source with wider instructions; elements stand alone, so the bits are the same.
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2 {
-    #[target_feature(enable = "avx2,fma")]
-    pub(crate) fn fold(w: f32, x: &[f32], out: &mut [f32]) {
-        super::scalar::fold(w, x, out);
-    }
+    use std::arch::x86_64::*;
 
+    use crate::math::{
+        LANES,
+        avx2::{load, store},
+    };
+
+    /// The scalar source with wider instructions; elements stand alone, so the bits are the same.
     #[target_feature(enable = "avx2,fma")]
     pub(crate) fn add(h: &[f32], w: f32, y: &[f32], out: &mut [f32]) {
         super::scalar::add(h, w, y, out);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn weighted_sum(x: &[f32], weights: &[f32], out: &mut [f32]) {
+        let width = out.len();
+        for (at, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let mut sum = _mm256_setzero_ps();
+            for (x, w) in x.chunks_exact(width).zip(weights) {
+                sum = _mm256_fmadd_ps(_mm256_set1_ps(*w), load(&x.as_chunks().0[at]), sum);
+            }
+            store(out, sum);
+        }
+        super::scalar::weighted_sum_from(width / LANES * LANES, x, weights, out);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn mix(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
+        let whole = y.len() / LANES * LANES;
+        match (<&[f32; 4]>::try_from(post), comb.as_chunks().0) {
+            (Ok(post), [a, b, c, d]) => mix_four(x, y, post, [a, b, c, d], out),
+            _ => mix_any(x, y, post, comb, out),
+        }
+        super::scalar::mix_from(whole, x, y, post, comb, out);
+    }
+
+    /// Whole registers of [`mix`], with those of all four streams loaded once.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn mix_four(x: &[f32], y: &[f32], post: &[f32; 4], comb: [&[f32; 4]; 4], out: &mut [f32]) {
+        let width = y.len();
+        let streams = [0, 1, 2, 3].map(|s| x[s * width..][..width].as_chunks::<LANES>().0);
+        for (at, y) in y.as_chunks::<LANES>().0.iter().enumerate() {
+            let (y, x) = (load(y), streams.map(|x| load(&x[at])));
+            for (k, out) in out.chunks_exact_mut(width).enumerate() {
+                let mut sum = _mm256_mul_ps(_mm256_set1_ps(post[k]), y);
+                for (x, comb) in x.iter().zip(comb) {
+                    sum = _mm256_fmadd_ps(_mm256_set1_ps(comb[k]), *x, sum);
+                }
+                store(&mut out.as_chunks_mut().0[at], sum);
+            }
+        }
+    }
+
+    /// Whole registers of [`mix`], stream by stream.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn mix_any(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
+        let (n, width) = (post.len(), y.len());
+        for (k, out) in out.chunks_exact_mut(width).enumerate() {
+            let outs = out.as_chunks_mut::<LANES>().0.iter_mut().zip(y.as_chunks::<LANES>().0);
+            for (at, (out, y)) in outs.enumerate() {
+                let mut sum = _mm256_mul_ps(_mm256_set1_ps(post[k]), load(y));
+                for (x, comb) in x.chunks_exact(width).zip(comb.chunks_exact(n)) {
+                    sum = _mm256_fmadd_ps(_mm256_set1_ps(comb[k]), load(&x.as_chunks().0[at]), sum);
+                }
+                store(out, sum);
+            }
+        }
     }
 }
 
@@ -210,39 +247,5 @@ mod tests {
                 assert_close(got, &want, 2e-6);
             }
         }
-    }
-
-    /// Against the same formula in f64; weights of at most 2 after some 40 divisions: bound 1e-5. The columns sum
-    /// to one within the same.
-    #[test]
-    fn mixing_weights_are_balanced() {
-        let mut rng = Rng::new(72);
-        let h = HyperMix { n: 4, iterations: 20, eps: 1e-6 };
-        let (m, weight) = (rng.floats(24, 2.0), rng.floats(27, 1.5));
-        let [mut pre, mut post, mut comb] = [vec![0.0; 4], vec![0.0; 4], vec![0.0; 16]];
-        hyper_mix(&h, &m, &weight, [&mut pre, &mut post, &mut comb]);
-        let logit = |i: usize, s: usize| f64::from(m[i]) * f64::from(weight[24 + s]) + f64::from(weight[i]);
-        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        let want: Vec<f64> = (0..4).map(|i| sigmoid(logit(i, 0)) + 1e-6).collect();
-        assert_close(&pre, &want, 1e-6);
-        let want: Vec<f64> = (0..4).map(|i| 2.0 * sigmoid(logit(4 + i, 1))).collect();
-        assert_close(&post, &want, 1e-6);
-        let mut c: Vec<f64> = (0..16).map(|i| logit(8 + i, 2).exp()).collect();
-        let scale = |c: &mut Vec<f64>, row: bool, before: f64, after: f64| {
-            for i in 0..4 {
-                let at = |j: usize| if row { 4 * i + j } else { 4 * j + i };
-                let sum = (0..4).map(|j| c[at(j)]).sum::<f64>() + before;
-                (0..4).for_each(|j| c[at(j)] = c[at(j)] / sum + after);
-            }
-        };
-        scale(&mut c, true, 0.0, 1e-6);
-        scale(&mut c, false, 1e-6, 0.0);
-        for _ in 1..20 {
-            scale(&mut c, true, 1e-6, 0.0);
-            scale(&mut c, false, 1e-6, 0.0);
-        }
-        assert_close(&comb, &c, 1e-5);
-        let columns: Vec<f32> = (0..4).map(|j| (0..4).map(|i| comb[4 * i + j]).sum()).collect();
-        assert_close(&columns, &[1.0; 4], 1e-5);
     }
 }

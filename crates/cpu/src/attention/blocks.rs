@@ -7,8 +7,7 @@ use std::ops::Range;
 
 use minfer_graph::PAGE;
 
-use super::tile::Tile;
-use super::{AttendShape, CacheRows, HeadRows, KvView, Running, Scratch};
+use super::{AttendShape, HeadRows, KvView, Running, Scratch, take_runs};
 use crate::Kernels;
 
 /// A query row and what it may see.
@@ -58,7 +57,7 @@ impl Kernels {
         assert!(heads.end <= (kv_head + 1) * shape.group(), "attend_blocks: heads of two KV heads");
         assert!(row.q.len() == shape.heads * shape.k_dim && kv_head < shape.kv_heads, "attend_blocks: heads");
         assert!(scratch.max_rows > 0 && row.block > 0, "attend_blocks: scratch or block");
-        let Scratch { k, v, running, acc, .. } = scratch;
+        let Scratch { k, v, running, acc, runs, .. } = scratch;
         let (running, acc) = (&mut running[..heads.len()], &mut acc[..heads.len() * shape.v_dim]);
         running.fill(Running::EMPTY);
         acc.fill(0.0);
@@ -69,16 +68,10 @@ impl Kernels {
         let q = &row.q[heads.start * shape.k_dim..heads.end * shape.k_dim];
         let mut allowed = row.allowed().peekable();
         while let Some(&first) = allowed.peek() {
-            let mut count = 0;
-            while let Some(position) = allowed.next_if(|p| p / PAGE == first / PAGE) {
-                self.gather(k_head, row.slot(position), &mut k[count * shape.k_dim..][..shape.k_dim]);
-                if !one {
-                    self.gather(v_head, row.slot(position), &mut v[count * shape.v_dim..][..shape.v_dim]);
-                }
-                count += 1;
-            }
-            let keys = Tile::new(k, shape.k_dim, shape.k_dim, count);
-            let values = if one { keys } else { Tile::new(v, shape.v_dim, shape.v_dim, count) };
+            let in_page = |_: usize, p: &usize| p / PAGE == first / PAGE;
+            take_runs(&mut allowed, in_page, |p| (0, row.slot(p)), runs);
+            let keys = self.tile_of_runs(&[k_head], runs, heads.len(), k);
+            let values = if one { keys } else { self.tile_of_runs(&[v_head], runs, heads.len(), v) };
             let heads = q.chunks_exact(shape.k_dim).zip(acc.chunks_exact_mut(shape.v_dim));
             for ((q, acc), running) in heads.zip(running.iter_mut()) {
                 self.fold_tile(q, keys, values, shape.scale, running, acc);
@@ -88,16 +81,5 @@ impl Kernels {
             out.iter_mut().for_each(|o| *o /= running.sum);
         }
         acc
-    }
-
-    /// One row of a head, widened.
-    pub(super) fn gather(&self, rows: HeadRows<'_>, slot: usize, out: &mut [f32]) {
-        let HeadRows { cache, head, heads, dim } = rows;
-        let at = (slot * heads + head) * dim;
-        match cache {
-            CacheRows::F32(rows) => out.copy_from_slice(&rows[at..][..dim]),
-            // SAFETY: `Kernels` holds only what this machine can run.
-            CacheRows::F16(rows) => unsafe { (self.widen_rows)(&rows[at..][..dim], dim, dim, out) },
-        }
     }
 }

@@ -28,14 +28,15 @@ mod cache;
 mod tile;
 mod window;
 
+use std::iter::Peekable;
+
 use minfer_graph::PAGE;
 
 use crate::Kernels;
-use tile::Tile;
 
 pub use blocks::SparseRow;
 pub use cache::{CacheRows, CacheRowsMut};
-pub(crate) use tile::{AccumulateFn, ScoreFn};
+pub(crate) use tile::{AccumulateFn, ScoreFn, Tile};
 pub use window::WindowRow;
 
 /// The definitions of what this module's kernels do.
@@ -111,6 +112,33 @@ struct HeadRows<'a> {
     dim: usize,
 }
 
+/// Rows that follow each other in one of several caches.
+#[derive(Clone, Copy, Debug)]
+struct RowRun {
+    cache: usize,
+    slot: usize,
+    count: usize,
+}
+
+/// Takes rows `(cache, slot)` for as long as `more` allows, given how many were taken, into `runs`.
+fn take_runs<I: Iterator>(
+    rows: &mut Peekable<I>,
+    more: impl Fn(usize, &I::Item) -> bool,
+    place: impl Fn(I::Item) -> (usize, usize),
+    runs: &mut Vec<RowRun>,
+) {
+    runs.clear();
+    let mut taken = 0;
+    while let Some(row) = rows.next_if(|row| more(taken, row)) {
+        taken += 1;
+        let (cache, slot) = place(row);
+        match runs.last_mut() {
+            Some(run) if run.cache == cache && run.slot + run.count == slot => run.count += 1,
+            _ => runs.push(RowRun { cache, slot, count: 1 }),
+        }
+    }
+}
+
 /// Queries up to which an f32 tile is read where it lies. Rows in place are often a power of two apart
 /// and compete for few sets of the cache, so for more queries a copy is the faster one.
 const IN_PLACE: usize = 2;
@@ -137,6 +165,8 @@ pub struct Scratch {
     running: Vec<Running>,
     /// `[rows, group, v_dim]`.
     acc: Vec<f32>,
+    /// Where the rows of one tile lie, at most [`PAGE`] places.
+    runs: Vec<RowRun>,
 }
 
 impl Scratch {
@@ -149,6 +179,7 @@ impl Scratch {
             v: vec![0.0; PAGE * shape.v_dim],
             running: vec![Running::EMPTY; queries],
             acc: vec![0.0; queries * shape.v_dim],
+            runs: Vec::with_capacity(PAGE),
         }
     }
 }
@@ -220,18 +251,48 @@ impl Kernels {
         let stride = heads * dim;
         let first = slot * stride + head * dim;
         match cache {
-            CacheRows::F32(rows) if queries <= IN_PLACE => {
-                return Tile::new(&rows[first..], stride, dim, count);
+            CacheRows::F32(rows) if queries <= IN_PLACE => Tile::new(&rows[first..], stride, dim, count),
+            _ => {
+                self.gather(rows, slot, PAGE, &mut room[..count * dim]);
+                Tile::new(room, dim, dim, count)
             }
+        }
+    }
+
+    /// Fills `out` with rows of a head from `slot` on, as f32. Up to `ahead` rows behind them may be fetched early.
+    fn gather(&self, rows: HeadRows<'_>, slot: usize, ahead: usize, out: &mut [f32]) {
+        let HeadRows { cache, head, heads, dim } = rows;
+        let stride = heads * dim;
+        let first = slot * stride + head * dim;
+        match cache {
             CacheRows::F32(rows) => {
-                for (j, out) in room.chunks_exact_mut(dim).take(count).enumerate() {
+                for (j, out) in out.chunks_exact_mut(dim).enumerate() {
                     out.copy_from_slice(&rows[first + j * stride..][..dim]);
                 }
             }
-            // SAFETY: `Kernels` holds only what this machine can run.
-            CacheRows::F16(rows) => unsafe {
-                (self.widen_rows)(&rows[first..], stride, dim, &mut room[..count * dim])
-            },
+            CacheRows::F16(rows) => {
+                let end = (slot + out.len() / dim + ahead) * stride;
+                // SAFETY: `Kernels` holds only what this machine can run.
+                unsafe { (self.widen_rows)(&rows[first..end.min(rows.len())], stride, dim, out) }
+            }
+        }
+    }
+
+    /// One tile of rows that lie in several places, in the order of `runs`; as [`Kernels::tile`] where it is one.
+    fn tile_of_runs<'a>(
+        &self,
+        heads: &[HeadRows<'a>],
+        runs: &[RowRun],
+        queries: usize,
+        room: &'a mut [f32],
+    ) -> Tile<'a> {
+        if let [run] = runs {
+            return self.tile(heads[run.cache], run.slot, run.count, queries, room);
+        }
+        let (dim, mut count) = (heads[0].dim, 0);
+        for run in runs {
+            self.gather(heads[run.cache], run.slot, 0, &mut room[count * dim..][..run.count * dim]);
+            count += run.count;
         }
         Tile::new(room, dim, dim, count)
     }

@@ -17,7 +17,7 @@ pub(crate) type AccumulateFn = unsafe fn(&[f32], Tile<'_>, f32, &mut [f32]);
 impl<'a> Tile<'a> {
     /// # Panics
     /// When the rows do not lie within `data`; kernels rely on it.
-    pub(super) fn new(data: &'a [f32], stride: usize, dim: usize, count: usize) -> Tile<'a> {
+    pub(crate) fn new(data: &'a [f32], stride: usize, dim: usize, count: usize) -> Tile<'a> {
         let end = count.checked_sub(1).map_or(0, |last| last * stride + dim);
         assert!(end <= data.len() && dim <= stride, "attend: {count} rows end at {end} of {}", data.len());
         Tile { data, stride, dim, count }

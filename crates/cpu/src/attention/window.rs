@@ -7,8 +7,7 @@ use std::ops::Range;
 
 use minfer_graph::{PAGE, PagedPart};
 
-use super::tile::Tile;
-use super::{AttendShape, CacheRows, HeadRows, Running, Scratch};
+use super::{AttendShape, CacheRows, HeadRows, Running, Scratch, take_runs};
 use crate::Kernels;
 
 /// A query row and what it may see.
@@ -78,22 +77,18 @@ impl Kernels {
             "attend_window: shape"
         );
         assert!(row.q.len() == shape.heads * dim && row.window > 0, "attend_window: query");
-        let Scratch { k, running, acc, .. } = scratch;
+        let Scratch { k, running, acc, runs, .. } = scratch;
         let (running, acc) = (&mut running[..heads.len()], &mut acc[..heads.len() * dim]);
         for (running, &sink) in running.iter_mut().zip(&sinks[heads.clone()]) {
             *running = Running { max: sink, sum: 1.0 };
         }
         acc.fill(0.0);
         let q = &row.q[heads.start * dim..heads.end * dim];
+        let caches = caches.map(|cache| HeadRows { cache, head: 0, heads: 1, dim });
         let mut seen = row.seen().peekable();
         while seen.peek().is_some() {
-            let mut count = 0;
-            for (room, (cache, slot)) in k.chunks_exact_mut(dim).take(PAGE).zip(&mut seen) {
-                let rows = HeadRows { cache: caches[cache], head: 0, heads: 1, dim };
-                self.gather(rows, slot, room);
-                count += 1;
-            }
-            let rows = Tile::new(k, dim, dim, count);
+            take_runs(&mut seen, |taken, _| taken < PAGE, |row| row, runs);
+            let rows = self.tile_of_runs(&caches, runs, heads.len(), k);
             for ((q, acc), running) in
                 q.chunks_exact(dim).zip(acc.chunks_exact_mut(dim)).zip(running.iter_mut())
             {

@@ -20,10 +20,11 @@ pub(crate) struct GatedStep {
     pub(super) scratch: PerWorker<GatedScratch>,
 }
 
-/// Keys and gates of one block, `[block, width]`, and its key.
+/// Keys and gates of one block, `[block, width]`, two rows of sums, and its key.
 pub(crate) struct GatedScratch {
     keys: Vec<f32>,
     gates: Vec<f32>,
+    sums: Vec<f32>,
     key: Vec<f32>,
 }
 
@@ -32,6 +33,7 @@ impl GatedScratch {
         GatedScratch {
             keys: vec![0.0; block * width],
             gates: vec![0.0; block * width],
+            sums: vec![0.0; 2 * width],
             key: vec![0.0; width],
         }
     }
@@ -82,7 +84,7 @@ impl GatedStep {
             raw.load(k, state.row(self.pool.raw, slot), key);
             gates.load(k, state.row(self.pool.gates, slot), gate);
         }
-        k.gated_key(&s.keys, &s.gates, bias, &mut s.key);
+        k.gated_key(&s.keys, &s.gates, bias, &mut s.sums, &mut s.key);
         // SAFETY: the slot exists, and the engine gives every row of a step a slot of its own.
         unsafe { state.slot_mut(self.pool.pooled, completed.slot).store(k, 0, &s.key) }
     }

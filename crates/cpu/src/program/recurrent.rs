@@ -93,6 +93,23 @@ impl Flow<'_> {
     }
 }
 
+impl Flow<'_> {
+    /// [`Flow::kept`] with the state from which `row` starts already in it.
+    ///
+    /// # Safety
+    /// As [`Flow::kept`].
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn continued(&self, row: usize, at: usize, len: usize) -> Option<&mut [f32]> {
+        // SAFETY: by the caller's promise.
+        let kept = unsafe { self.kept(row, at, len) }?;
+        if self.from[row] != self.to[row] {
+            // SAFETY: as above; the other slot is not the one borrowed.
+            unsafe { self.load(row, at, kept) }
+        }
+        Some(kept)
+    }
+}
+
 pub(crate) struct ConvStep {
     pub(super) conv: Conv1d,
     /// `[kernel, channels]`.
@@ -186,9 +203,14 @@ pub(crate) struct DeltaStep {
     pub(super) next: ChunkCounter,
 }
 
-/// Up to [`COLUMNS`] columns of one head's state, and its query, key and decays.
+/// Some columns of one head's state, or all, and what a token needs.
 pub(crate) struct DeltaScratch {
     state: Vec<f32>,
+    token: TokenScratch,
+}
+
+/// Query, key and decays of one head.
+struct TokenScratch {
     q: Vec<f32>,
     k: Vec<f32>,
     decay: Vec<f32>,
@@ -198,10 +220,8 @@ impl DeltaScratch {
     pub(super) fn new(rule: &DeltaRule) -> DeltaScratch {
         let channels = || vec![0.0; rule.k_dim];
         DeltaScratch {
-            state: vec![0.0; rule.k_dim * COLUMNS],
-            q: channels(),
-            k: channels(),
-            decay: channels(),
+            state: vec![0.0; rule.k_dim * rule.v_dim],
+            token: TokenScratch { q: channels(), k: channels(), decay: channels() },
         }
     }
 }
@@ -213,10 +233,13 @@ impl Step for DeltaStep {
             unsafe { (self.slots.flow(run, run.rows(&self.qkv)), self.scratch.get(worker)) };
         let Some(flow) = flow else { return };
         let DeltaRule { v_heads, v_dim, .. } = self.rule;
-        let parts = v_dim.div_ceil(COLUMNS);
+        // A state that only one row changes leaves the first cache in any case; a whole head of it lies together.
+        let whole = v_heads >= worker.count && flow.sequences().all(|rows| rows.len() == 1);
+        let columns = if whole { v_dim } else { COLUMNS };
+        let parts = v_dim.div_ceil(columns);
         for_each_chunk(&self.next, v_heads * parts, 1, |task| {
-            let (head, first) = (task.start / parts, task.start % parts * COLUMNS);
-            let part = HeadPart { head, columns: first..(first + COLUMNS).min(v_dim) };
+            let (head, first) = (task.start / parts, task.start % parts * columns);
+            let part = HeadPart { head, columns: first..(first + columns).min(v_dim) };
             for sequence in flow.sequences() {
                 // SAFETY: this task alone has these columns, of the output and of every slot.
                 unsafe { self.sequence(run, &flow, sequence, &part, scratch) }
@@ -248,17 +271,28 @@ impl DeltaStep {
     ) {
         let DeltaRule { k_dim, v_dim, .. } = self.rule;
         let count = part.columns.len();
-        let at = |i: usize| (part.head * k_dim + i) * v_dim + part.columns.start;
-        for (i, state) in s.state.chunks_exact_mut(count).take(k_dim).enumerate() {
+        // Rows of the state, or all of it where they lie together.
+        let run_len = if count == v_dim { k_dim } else { 1 };
+        let at = |run: usize| (part.head * k_dim + run * run_len) * v_dim + part.columns.start;
+        if rows.len() == 1 && run_len == k_dim {
+            // SAFETY: by the caller's promise.
+            if let Some(state) = unsafe { flow.continued(rows.start, at(0), k_dim * count) } {
+                // SAFETY: as below.
+                return unsafe { self.token(run, rows.start, part, state, &mut s.token) };
+            }
+        }
+        let DeltaScratch { state, token } = s;
+        let state = &mut state[..k_dim * count];
+        for (i, state) in state.chunks_exact_mut(run_len * count).enumerate() {
             // SAFETY: by the caller's promise.
             unsafe { flow.load(rows.start, at(i), state) }
         }
         for row in rows {
             // SAFETY: the row exists and is complete; these columns of the output are this task's.
-            unsafe { self.token(run, row, part, s) }
-            for (i, state) in s.state.chunks_exact(count).take(k_dim).enumerate() {
+            unsafe { self.token(run, row, part, state, token) }
+            for (i, state) in state.chunks_exact(run_len * count).enumerate() {
                 // SAFETY: by the caller's promise.
-                let Some(kept) = (unsafe { flow.kept(row, at(i), count) }) else { break };
+                let Some(kept) = (unsafe { flow.kept(row, at(i), run_len * count) }) else { break };
                 kept.copy_from_slice(state);
             }
         }
@@ -266,7 +300,14 @@ impl DeltaStep {
 
     /// # Safety
     /// As [`DeltaStep::sequence`], for one row.
-    unsafe fn token(&self, run: &Run<'_>, row: usize, part: &HeadPart, s: &mut DeltaScratch) {
+    unsafe fn token(
+        &self,
+        run: &Run<'_>,
+        row: usize,
+        part: &HeadPart,
+        state: &mut [f32],
+        s: &mut TokenScratch,
+    ) {
         let DeltaRule { k_heads, v_heads, k_dim, v_dim, tiled, per_channel } = self.rule;
         let (head, count) = (part.head, part.columns.len());
         // SAFETY: by the caller's promise.
@@ -295,6 +336,6 @@ impl DeltaStep {
             let at = run.at(&self.out, row).cast::<f32>().add(at);
             std::slice::from_raw_parts_mut(at, count)
         };
-        run.kernels.delta_step(&mut s.state[..k_dim * count], &token, out);
+        run.kernels.delta_step(state, &token, out);
     }
 }

@@ -178,16 +178,24 @@ pub(crate) struct SelectStep {
     pub(super) next: ChunkCounter,
 }
 
-/// Room for the blocks of the longest page list, and for one key.
+/// Room for the blocks of the longest page list, and for the keys that are scored together.
 pub(crate) struct SelectScratch {
     scores: Vec<f32>,
     order: Vec<i32>,
-    key: Vec<f32>,
+    keys: KeyScratch,
+}
+
+/// Up to [`SCORED`] keys of `width` numbers, and what a head makes of them.
+struct KeyScratch {
+    width: usize,
+    keys: Vec<f32>,
+    products: Vec<f32>,
 }
 
 impl SelectScratch {
     pub(super) fn new(blocks: usize, width: usize) -> SelectScratch {
-        SelectScratch { scores: vec![0.0; blocks], order: vec![0; blocks], key: vec![0.0; width] }
+        let keys = KeyScratch { width, keys: vec![0.0; SCORED * width], products: vec![0.0; SCORED] };
+        SelectScratch { scores: vec![0.0; blocks], order: vec![0; blocks], keys }
     }
 }
 
@@ -244,8 +252,9 @@ impl SelectStep {
                 };
                 let blocks = (place.position + 1) / self.select.block;
                 if blocks > self.select.top {
-                    let SelectScratch { scores, key, .. } = s;
-                    self.score(run, state, &place, row, 0..blocks, key, |b, score| scores[b] = score);
+                    for (i, scores) in s.scores[..blocks].chunks_mut(SCORED).enumerate() {
+                        self.score(run, state, &place, row, i * SCORED, &mut s.keys, scores);
+                    }
                 }
                 self.choose(run, row, blocks, s);
             }
@@ -274,9 +283,11 @@ impl SelectStep {
                 };
                 let blocks = (place.position + 1) / self.select.block;
                 if blocks > self.select.top && first < blocks {
-                    let (range, shared) = (first..(first + SCORED).min(blocks), self.scores.of_row(row));
-                    let keep = |b: usize, score: f32| shared[b].store(score.to_bits(), Ordering::Relaxed);
-                    self.score(run, state, &place, row, range, &mut s.key, keep);
+                    let scores = &mut s.scores[..SCORED.min(blocks - first)];
+                    self.score(run, state, &place, row, first, &mut s.keys, scores);
+                    for (shared, score) in self.scores.of_row(row)[first..].iter().zip(scores) {
+                        shared.store(score.to_bits(), Ordering::Relaxed);
+                    }
                 }
             }
         });
@@ -296,6 +307,8 @@ impl SelectStep {
         }
     }
 
+    /// Scores of the `out.len()` blocks from `first` on, at most [`SCORED`].
+    ///
     /// # Safety
     /// As [`Step::run`].
     #[allow(clippy::too_many_arguments)]
@@ -305,26 +318,23 @@ impl SelectStep {
         state: &PagedState,
         place: &Place<'_>,
         row: usize,
-        blocks: Range<usize>,
-        key: &mut [f32],
-        mut keep: impl FnMut(usize, f32),
+        first: usize,
+        s: &mut KeyScratch,
+        out: &mut [f32],
     ) {
         let IndexSelect { block, pooled, scale, .. } = self.select;
         // SAFETY: inputs are complete, and nobody writes keys while blocks are chosen.
-        let (q, weights, keys) = unsafe {
+        let (q, weights, rows) = unsafe {
             let weights = self.weights.as_ref().map(|w| run.get::<f32>(w, row, 1));
             (run.get::<f32>(&self.q, row, 1), weights, state.rows(pooled))
         };
-        for b in blocks {
-            keys.load(run.kernels, state.row(pooled, place.slot((b + 1) * block - 1)), key);
-            keep(
-                b,
-                match weights {
-                    Some(weights) => run.kernels.weighted_index_score(q, key, weights, scale),
-                    None => run.kernels.index_score(q, key, scale),
-                },
-            );
+        let keys = &mut s.keys[..out.len() * s.width];
+        for (b, key) in keys.chunks_exact_mut(s.width).enumerate() {
+            let last = (first + b + 1) * block - 1;
+            rows.load(run.kernels, state.row(pooled, place.slot(last)), key);
         }
+        let products = &mut s.products[..out.len()];
+        run.kernels.index_scores(q, keys, s.width, weights, scale, products, out);
     }
 
     /// # Safety

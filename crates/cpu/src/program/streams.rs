@@ -4,7 +4,6 @@ use minfer_graph::{Op, Rope, Slice};
 
 use super::rows::Row;
 use crate::Kernels;
-use crate::streams::hyper_mix;
 
 impl Row<'_> {
     /// # Safety
@@ -28,7 +27,7 @@ impl Row<'_> {
                 Op::StreamAdd(_) => k.stream_add(x, self.f32(1), self.f32(2), out),
                 Op::StreamWeightedSum(_) => k.stream_weighted_sum(x, self.f32(1), out),
                 Op::StreamMix(_) => k.stream_mix(x, self.f32(1), self.f32(2), self.f32(3), out),
-                Op::HyperMix(h) => hyper_mix(h, x, self.vector(), [out, self.out(1), self.out(2)]),
+                Op::HyperMix(h) => k.hyper_mix(h, x, self.vector(), [out, self.out(1), self.out(2)]),
                 other => self.run.fail(format!("{} does not rearrange a row", other.name())),
             }
         }

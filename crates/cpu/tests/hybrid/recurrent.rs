@@ -128,7 +128,8 @@ fn cuts(graph: &Graph) {
     let ids = ids(40);
     let whole = step(&mut Session::new(graph, PLAIN, KvFormat::F32, SLOTS), rows(&ids, state_from::ZERO, -1));
     for machine in machines() {
-        for (chunk, slots) in [(1, [2, 2]), (2, [0, 3]), (7, [1, 1]), (9, [3, 1]), (39, [0, 0])] {
+        for (chunk, slots) in [(1, [2, 2]), (1, [0, 3]), (2, [0, 3]), (7, [1, 1]), (9, [3, 1]), (39, [0, 0])]
+        {
             let mut session = Session::new(graph, machine, KvFormat::F32, SLOTS);
             let parts = ids.chunks(chunk).enumerate().map(|(i, ids)| {
                 let from = if i == 0 { state_from::ZERO } else { slots[(i + 1) % 2] };
