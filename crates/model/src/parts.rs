@@ -2,8 +2,8 @@
 //! projections, norms, experts, and state. How they are wired is the architecture's own file.
 
 use minfer_graph::{
-    Act, ActKind, Clamp, Dim, Graph, GraphBuilder, PagedPart, StateDecl, StateId, StateKind, StorePart,
-    ValueId, ValueType, WeightId,
+    Act, ActKind, Clamp, Dim, Graph, GraphBuilder, PagedPart, Slice, StateDecl, StateId, StateKind,
+    StorePart, ValueId, ValueType, WeightId,
 };
 
 use crate::checkpoint::{Checkpoint, Names};
@@ -186,6 +186,26 @@ impl<'a> Parts<'a> {
     ) -> Result<ValueId, ModelError> {
         let low = self.linear(x, a, [rank, k], name)?;
         self.linear(low, b, [n, rank], name)
+    }
+
+    /// `W (e; a_s)` for each of the `n` streams of `a [n, hidden]`, side by side: how GGUF files keep the two
+    /// projections of a draft head in one tensor.
+    pub(crate) fn join_streams(
+        &mut self,
+        e: ValueId,
+        a: ValueId,
+        names: Names,
+        [n, hidden]: [usize; 2],
+    ) -> Result<ValueId, ModelError> {
+        let group = n * hidden;
+        let a = self.b.reshape(a, &[group]);
+        let mut streams = Vec::with_capacity(n);
+        for s in 0..n {
+            let a = self.b.slice(a, Slice { group, from: s * hidden, len: hidden }, "draft_stream");
+            let both = self.b.concat(&[e, a], "draft_input");
+            streams.push(self.linear(both, names, [hidden, 2 * hidden], "draft_joined")?);
+        }
+        Ok(self.b.concat(&streams, "draft_streams"))
     }
 
     /// Products with each row's experts, and scales where the file has those.

@@ -160,6 +160,7 @@ impl Qwen4Exp {
         if streams {
             step.p.b.output("streams", h);
         }
+        step.p.leave();
         let h = step.p.b.gather_rows(h, step.p.out_rows);
         step.finish(h, &OUTPUT_MIXER)
     }
@@ -402,8 +403,8 @@ impl<'a> Step<'a> {
 
     /// The last read of the wanted rows' streams, and the head.
     fn finish(mut self, h: ValueId, mixer: &Mixer) -> Result<Graph, ModelError> {
-        self.p.leave();
         let (x, _) = self.read(h, mixer)?;
+        self.p.leave();
         let logits = self.p.linear(x, OUTPUT, [self.m.hyper.vocab, self.m.hyper.hidden], "logits")?;
         self.p.b.output("logits", logits);
         self.p.finish()

@@ -118,7 +118,7 @@ impl Shape {
 
     /// Whether there is such a tensor, of those that models may have or not: the parts of a draft head.
     pub(crate) fn has(&self, tensor: &str) -> bool {
-        let drafts = self.number("num_nextn_predict_layers") > 0;
+        let drafts = self.number("num_nextn_predict_layers") + self.number("mtp_num_hidden_layers") > 0;
         drafts && tensor.starts_with(&format!("blk.{}.nextn.", self.layers())) && tensor.ends_with(".weight")
     }
 

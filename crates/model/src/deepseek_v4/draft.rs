@@ -8,7 +8,7 @@
 //! chosen token and noise; its rows see the window before it and one another. Each draft is then corrected by the one
 //! before it, through a product of low rank.
 
-use minfer_graph::{Dim, Graph, GraphBuilder, Op, Slice, Streams, ValueId, ValueType};
+use minfer_graph::{Dim, Graph, GraphBuilder, Op, Streams, ValueId, ValueType};
 
 use super::sizes::Dspark;
 use super::{DeepseekV4, HEAD_MIXER, Head, Reach, Step};
@@ -126,27 +126,13 @@ impl Step<'_> {
         let a = self.p.norm(a, HIDDEN_NORM, hidden)?;
         let e = self.p.norm(embedded, EMBEDDING_NORM, hidden)?;
         if self.p.ck.has(BOTH, self.p.layer(), "weight")? {
-            return self.join_packed(e, a);
+            return self.p.join_streams(e, a, BOTH, [n, hidden]);
         }
         let a = self.p.linear(a, HIDDEN, [hidden, hidden], "draft_hidden")?;
         let a = self.p.b.reshape(a, &[n * hidden]);
         let e = self.p.linear(e, EMBEDDING, [hidden, hidden], "draft_embedding")?;
         let e = self.streams(e);
         Ok(self.p.b.add(a, e))
-    }
-
-    /// `W (e; a_s)` for each stream.
-    fn join_packed(&mut self, e: ValueId, a: ValueId) -> Result<ValueId, ModelError> {
-        let (n, hidden) = (self.m.sizes.streams, self.m.hyper.hidden);
-        let group = n * hidden;
-        let a = self.p.b.reshape(a, &[group]);
-        let mut streams = Vec::with_capacity(n);
-        for s in 0..n {
-            let a = self.p.b.slice(a, Slice { group, from: s * hidden, len: hidden }, "draft_stream");
-            let both = self.p.b.concat(&[e, a], "draft_input");
-            streams.push(self.p.linear(both, BOTH, [hidden, 2 * hidden], "draft_joined")?);
-        }
-        Ok(self.p.b.concat(&streams, "draft_streams"))
     }
 
     /// The mean of the residual streams.
