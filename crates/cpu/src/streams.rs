@@ -1,13 +1,11 @@
 //! Rows of residual streams (hyper-connections): `n` streams of equal width, one after the other.
 //!
-//! Each stream is handled alone, and sums run in stream order. Weights of hyper-connections are in `mixer`.
+//! Each stream is handled alone, and sums run in stream order: a stream after the other, which memory serves faster
+//! than several side by side. Weights of hyper-connections are in `mixer`.
 
 pub(crate) mod mixer;
 
 use crate::Kernels;
-
-/// `x, y, post, comb, out`.
-pub(crate) type MixFn = unsafe fn(&[f32], &[f32], &[f32], &[f32], &mut [f32]);
 
 impl Kernels {
     /// `out = scale * (h_0 + h_1 + ..)`, `h` being `[h.len() / out.len(), out.len()]`.
@@ -58,8 +56,11 @@ impl Kernels {
     /// `out = sum_s weights[s] * x_s`, in stream order from 0, each term rounded once.
     pub fn stream_weighted_sum(&self, x: &[f32], weights: &[f32], out: &mut [f32]) {
         assert!(x.len() == out.len() * weights.len() && !out.is_empty(), "stream_weighted_sum: rows");
-        // SAFETY: `Kernels` holds only what this machine can run.
-        unsafe { (self.stream_weighted_sum)(x, weights, out) }
+        out.fill(0.0);
+        for (x, w) in x.chunks_exact(out.len()).zip(weights) {
+            // SAFETY: `Kernels` holds only what this machine can run.
+            unsafe { (self.stream_fold)(*w, x, out) }
+        }
     }
 
     /// `out_k = post[k] * y + sum_j comb[j][k] * x_j`, `j` ascending, each term rounded once.
@@ -67,38 +68,22 @@ impl Kernels {
         let n = post.len();
         assert!(x.len() == out.len() && x.len() == y.len() * n && !y.is_empty(), "stream_mix: rows");
         assert_eq!(comb.len(), n * n, "stream_mix: weights");
-        // SAFETY: as above.
-        unsafe { (self.stream_mix)(x, y, post, comb, out) }
+        for (k, out) in out.chunks_exact_mut(y.len()).enumerate() {
+            out.iter_mut().zip(y).for_each(|(o, y)| *o = post[k] * y);
+            for (j, x) in x.chunks_exact(y.len()).enumerate() {
+                // SAFETY: as above.
+                unsafe { (self.stream_fold)(comb[j * n + k], x, out) }
+            }
+        }
     }
 }
 
 pub(crate) mod scalar {
-    pub(crate) fn weighted_sum(x: &[f32], weights: &[f32], out: &mut [f32]) {
-        weighted_sum_from(0, x, weights, out);
-    }
-
-    /// Numbers `from..` of [`weighted_sum`].
+    /// `out = w * x + out`.
     #[inline(always)]
-    pub(super) fn weighted_sum_from(from: usize, x: &[f32], weights: &[f32], out: &mut [f32]) {
-        let width = out.len();
-        for (i, out) in out.iter_mut().enumerate().skip(from) {
-            let terms = x.chunks_exact(width).zip(weights);
-            *out = terms.fold(0.0, |sum, (x, w)| w.mul_add(x[i], sum));
-        }
-    }
-
-    pub(crate) fn mix(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
-        mix_from(0, x, y, post, comb, out);
-    }
-
-    /// Numbers `from..` of each stream of [`mix`].
-    #[inline(always)]
-    pub(super) fn mix_from(from: usize, x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
-        for (k, out) in out.chunks_exact_mut(y.len()).enumerate() {
-            for (i, out) in out.iter_mut().enumerate().skip(from) {
-                let terms = x.chunks_exact(y.len()).zip(comb.chunks_exact(post.len()));
-                *out = terms.fold(post[k] * y[i], |sum, (x, comb)| comb[k].mul_add(x[i], sum));
-            }
+    pub(crate) fn fold(w: f32, x: &[f32], out: &mut [f32]) {
+        for (o, x) in out.iter_mut().zip(x) {
+            *o = w.mul_add(*x, *o);
         }
     }
 
@@ -111,77 +96,17 @@ pub(crate) mod scalar {
     }
 }
 
+/// The scalar source with wider instructions; elements stand alone, so the bits are the same.
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2 {
-    use std::arch::x86_64::*;
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn fold(w: f32, x: &[f32], out: &mut [f32]) {
+        super::scalar::fold(w, x, out);
+    }
 
-    use crate::math::{
-        LANES,
-        avx2::{load, store},
-    };
-
-    /// The scalar source with wider instructions; elements stand alone, so the bits are the same.
     #[target_feature(enable = "avx2,fma")]
     pub(crate) fn add(h: &[f32], w: f32, y: &[f32], out: &mut [f32]) {
         super::scalar::add(h, w, y, out);
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(crate) fn weighted_sum(x: &[f32], weights: &[f32], out: &mut [f32]) {
-        let width = out.len();
-        for (at, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let mut sum = _mm256_setzero_ps();
-            for (x, w) in x.chunks_exact(width).zip(weights) {
-                sum = _mm256_fmadd_ps(_mm256_set1_ps(*w), load(&x.as_chunks().0[at]), sum);
-            }
-            store(out, sum);
-        }
-        super::scalar::weighted_sum_from(width / LANES * LANES, x, weights, out);
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(crate) fn mix(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
-        let whole = y.len() / LANES * LANES;
-        match (<&[f32; 4]>::try_from(post), comb.as_chunks().0) {
-            (Ok(post), [a, b, c, d]) => mix_four(x, y, post, [a, b, c, d], out),
-            _ => mix_any(x, y, post, comb, out),
-        }
-        super::scalar::mix_from(whole, x, y, post, comb, out);
-    }
-
-    /// Whole registers of [`mix`], with those of all four streams loaded once.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn mix_four(x: &[f32], y: &[f32], post: &[f32; 4], comb: [&[f32; 4]; 4], out: &mut [f32]) {
-        let width = y.len();
-        let streams = [0, 1, 2, 3].map(|s| x[s * width..][..width].as_chunks::<LANES>().0);
-        for (at, y) in y.as_chunks::<LANES>().0.iter().enumerate() {
-            let (y, x) = (load(y), streams.map(|x| load(&x[at])));
-            for (k, out) in out.chunks_exact_mut(width).enumerate() {
-                let mut sum = _mm256_mul_ps(_mm256_set1_ps(post[k]), y);
-                for (x, comb) in x.iter().zip(comb) {
-                    sum = _mm256_fmadd_ps(_mm256_set1_ps(comb[k]), *x, sum);
-                }
-                store(&mut out.as_chunks_mut().0[at], sum);
-            }
-        }
-    }
-
-    /// Whole registers of [`mix`], stream by stream.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn mix_any(x: &[f32], y: &[f32], post: &[f32], comb: &[f32], out: &mut [f32]) {
-        let (n, width) = (post.len(), y.len());
-        for (k, out) in out.chunks_exact_mut(width).enumerate() {
-            let outs = out.as_chunks_mut::<LANES>().0.iter_mut().zip(y.as_chunks::<LANES>().0);
-            for (at, (out, y)) in outs.enumerate() {
-                let mut sum = _mm256_mul_ps(_mm256_set1_ps(post[k]), load(y));
-                for (x, comb) in x.chunks_exact(width).zip(comb.chunks_exact(n)) {
-                    sum = _mm256_fmadd_ps(_mm256_set1_ps(comb[k]), load(&x.as_chunks().0[at]), sum);
-                }
-                store(out, sum);
-            }
-        }
     }
 }
 
