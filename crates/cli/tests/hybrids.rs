@@ -41,8 +41,8 @@ attention     24 heads of 256, 2 for keys and values
 context       262144 tokens, rope theta 10000000
 vocabulary    248320
 n-gram table  per_layer_token_embd.weight: 320001536 rows, 95.4 GiB that stay on disk
-draft head    no
-parameters    176.9 B, 51.2 B of them in the n-gram table; a token is computed with 6.7 B
+draft head    yes: multi-token prediction, one token after another (run --speculate)
+parameters    179.6 B, 51.2 B of them in the n-gram table, 2.6 B in the draft head; a token is computed with 6.7 B
 tokenizer     none
 weights       233.2 GiB in memory on the CPU
 KV per token  24.8 KiB in f16, 49.5 KiB in f32
@@ -90,8 +90,8 @@ fn info_of_deepseek() {
         "layer kinds   21 windowed attention with rows of 4, 20 windowed attention with rows of 128, 2 windowed attention",
         "experts       256 of width 2048, 6 per token",
         "attention     64 heads of 512, 1 for keys and values",
-        "draft head    no",
-        "parameters    284.3 B; a token is computed with 13.3 B",
+        "draft head    yes: multi-token prediction, one token after another (run --speculate)",
+        "parameters    291.0 B, 6.7 B in the draft head; a token is computed with 13.3 B",
         "KV per token  6.7 KiB in f16, 13.4 KiB in f32",
         "KV in all     6.4 GiB in f16, 12.8 GiB in f32 at 1000000 tokens",
         "recurrent     11.4 MiB per sequence, whatever its length",
@@ -114,7 +114,7 @@ fn info_of_glm() {
         "experts       288 of width 2048, 8 per token, in 42 of 45 layers",
         "context       1048576 tokens, nothing is rotated",
         "draft head    yes: multi-token prediction, one token after another (run --speculate)",
-        "parameters    320.8 B; a token is computed with 16.7 B",
+        "parameters    320.8 B, 7.4 B in the draft head; a token is computed with 16.7 B",
         "KV per token  11.7 KiB in f16, 23.4 KiB in f32",
         "windows       22.0 KiB in f16, 44.0 KiB in f32 per sequence, whatever its length",
     ] {

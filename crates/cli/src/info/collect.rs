@@ -26,6 +26,8 @@ pub(super) struct Info {
     pub(super) ngram_table: Option<NgramTable>,
     /// Of all tensors, the n-gram table's and the draft head's among them.
     pub(super) parameters: u64,
+    /// Of the draft head alone, which shares some with the model.
+    pub(super) draft_parameters: u64,
     /// That a token is computed with, without the draft head's.
     pub(super) active_parameters: u64,
     /// By type, most bytes first.
@@ -127,6 +129,7 @@ impl Info {
             draft_head_kind: structure::draft_kind(model, head.as_ref()),
             ngram_table: structure::ngram_table(model, table.as_ref()),
             parameters: tensors.iter().map(|t| structure::parameters(&t.shape)).sum(),
+            draft_parameters: structure::draft_parameters(&graph, head.as_ref()),
             active_parameters: structure::active_parameters(&graph, loaded.hyper()),
             tensor_types: tensors::by_type(&tensors),
             tokenizer,

@@ -85,6 +85,12 @@ pub(super) fn active_parameters(graph: &Graph, hyper: &Hyper) -> u64 {
     active.sum()
 }
 
+/// Parameters that only the draft head uses.
+pub(super) fn draft_parameters(graph: &Graph, head: Option<&DraftHead>) -> u64 {
+    let own = head.into_iter().flat_map(DraftHead::weights).filter(|w| !graph.weights.contains(w));
+    own.map(|w| parameters(&w.shape)).sum()
+}
+
 /// Numbers in a tensor.
 pub(super) fn parameters(shape: &[usize]) -> u64 {
     shape.iter().map(|&d| d as u64).product()

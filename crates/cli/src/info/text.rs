@@ -76,6 +76,9 @@ fn parameters(lines: &mut Lines, info: &Info) {
     if let Some(t) = &info.ngram_table {
         text += &format!(", {} of them in the n-gram table", count(t.parameters));
     }
+    if info.draft_parameters > 0 {
+        text += &format!(", {} in the draft head", count(info.draft_parameters));
+    }
     if info.sizes.experts.is_some() {
         text += &format!("; a token is computed with {}", count(info.active_parameters));
     }
