@@ -36,6 +36,8 @@ pub struct EngineOptions {
     pub checkpoint_every: usize,
     /// How many checkpoints there is memory for, over all sequences. The oldest give way.
     pub checkpoints: usize,
+    /// Rows of the largest window of guesses; recurrent state has a slot for each.
+    pub max_window: usize,
     /// Open the model's draft head too, if it has one.
     pub draft: bool,
     /// Round rows as the graph of the model's makers does (deepseek_v4 alone): what is cached and compared then is what
@@ -63,6 +65,7 @@ impl EngineOptions {
             require: Vec::new(),
             checkpoint_every: 64,
             checkpoints: 32,
+            max_window: Speculate::MAX_DEPTH + 1,
             draft: false,
             official_rounding: false,
             table: TableOptions::default(),
@@ -71,11 +74,6 @@ impl EngineOptions {
 }
 
 impl EngineOptions {
-    /// Rows of the largest window of guesses that recurrent state has slots for.
-    pub(crate) const fn max_window(&self) -> usize {
-        Speculate::MAX_DEPTH + 1
-    }
-
     pub(crate) fn executor(&self) -> ExecutorOptions {
         ExecutorOptions {
             max: Bind { rows: self.max_rows, outs: self.max_outs },

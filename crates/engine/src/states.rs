@@ -144,7 +144,7 @@ impl Recurrent {
     pub(crate) fn new(options: &EngineOptions, window: Option<usize>, first_page: usize) -> Recurrent {
         // Each sequence in a step has the slot that it reads and the one that it writes; a window has one
         // for each row.
-        let slots = 2 * options.sequences + options.checkpoints + options.max_window();
+        let slots = 2 * options.sequences + options.checkpoints + options.max_window;
         Recurrent {
             pool: PagePool::new(0, slots),
             slots,

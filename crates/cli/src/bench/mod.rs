@@ -108,6 +108,7 @@ fn options(
         kv_format: config.kv,
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
+        max_window: drafting.map_or(0, |d| d.depth + 1),
         draft: drafting.is_some(),
         official_rounding: config.official_rounding,
         ..EngineOptions::new(devices)

@@ -39,6 +39,9 @@ pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> 
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
         draft: speculation.depth().is_some(),
+        // One answer, of which nothing is taken back.
+        checkpoints: 0,
+        max_window: speculation.depth().map_or(0, |depth| depth + 1),
         official_rounding: config.official_rounding,
         ..EngineOptions::new(devices)
     };
