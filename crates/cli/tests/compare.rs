@@ -214,6 +214,16 @@ fn what_cannot_be_compared() {
     refused(&["bench", "-m", no, "--compare", no], 1, &format!("Error: no such file: {no}"));
 }
 
+#[test]
+fn help_tells_how() {
+    let help = said(minfer(&["bench", "--help"])).out;
+    for part in
+        ["--compare <PATH>", "--pairs <N>", "[default: 5]", "--compare llama.cpp/build/bin/llama-bench"]
+    {
+        assert!(help.contains(part), "{part:?} is not in\n{help}");
+    }
+}
+
 fn runs(pid: &str) -> bool {
     let probe = Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status();
     probe.unwrap().success()
