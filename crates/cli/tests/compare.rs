@@ -249,10 +249,10 @@ fn ctrl_c_leaves_no_child() {
     assert!(!runs(&pid), "process {pid} is left");
 }
 
-/// With `MINFER_LLAMA_BENCH` and a GGUF file in `MINFER_MODEL`:
-/// `cargo test -p minfer --test compare --release -- --ignored --nocapture`.
+/// With the program in `MINFER_LLAMA_BENCH` and a GGUF file in `MINFER_MODEL`:
+/// `cargo test -p minfer --test compare -- --ignored --nocapture`.
 #[test]
-#[ignore = "needs llama.cpp"]
+#[ignore = "needs MINFER_LLAMA_BENCH and MINFER_MODEL"]
 fn the_real_one() {
     let path = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
     let (program, model) = (path("MINFER_LLAMA_BENCH"), path("MINFER_MODEL"));
