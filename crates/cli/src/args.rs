@@ -201,11 +201,14 @@ pub(crate) enum BenchOutput {
 const BENCH_EXAMPLES: &str = "\
 ppN: processing a prompt of N tokens; tgN: generating N tokens; @ dN: behind N tokens of context;
 xN: N sequences at once, all their tokens counted. Lists are measured in every combination.
+--compare: the two programs run in turn, and the ratio is minfer's speed divided by llama.cpp's
+within a pair of runs: the median and the range over all pairs.
 
 Examples:
   minfer bench -m model.gguf
   minfer bench --shape qwen3-0.6b:q4_0 -p 0 -t 1,2,4
-  minfer bench -m model.gguf -p 512 -n 64 -d 0,4096 -b 1,8 -o json";
+  minfer bench -m model.gguf -p 512 -n 64 -d 0,4096 -b 1,8 -o json
+  minfer bench -m model.gguf --compare llama.cpp/build/bin/llama-bench --pairs 9";
 
 /// Measure the speed of a model
 #[derive(ClapArgs)]
@@ -247,6 +250,12 @@ pub(crate) struct BenchArgs {
     /// deepseek_v4 only: round cached rows as DeepSeek's own graph does, as in run, to see what it costs
     #[arg(long)]
     pub(crate) official_rounding: bool,
+    /// Measure llama.cpp's llama-bench at PATH on the same GGUF file in turn with minfer, and print ratios
+    #[arg(long, value_name = "PATH", conflicts_with = "repetitions")]
+    pub(crate) compare: Option<PathBuf>,
+    /// Pairs of runs of each test with --compare, at most 99
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = pairs, requires = "compare")]
+    pub(crate) pairs: usize,
     /// Form of the results
     #[arg(short, long, value_enum, default_value_t = BenchOutput::Md)]
     pub(crate) output: BenchOutput,
@@ -269,6 +278,13 @@ fn positive(text: &str) -> Result<usize, String> {
     match count(text)? {
         0 => Err("must be at least 1".to_string()),
         n => Ok(n),
+    }
+}
+
+fn pairs(text: &str) -> Result<usize, String> {
+    match count(text)? {
+        n @ 1..=99 => Ok(n),
+        _ => Err("must be between 1 and 99".to_string()),
     }
 }
 

@@ -10,6 +10,8 @@ use minfer_model::ModelError;
 use minfer_runtime::BackendError;
 use thiserror::Error;
 
+use crate::bench::PeerError;
+
 /// A command that failed.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
@@ -43,6 +45,10 @@ pub(crate) enum Failure {
     Stdout(io::Error),
     #[error("cannot listen for Ctrl-C: {0}")]
     Signals(#[from] ctrlc::Error),
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    #[error("cannot start a thread to measure the memory's speed: {0}")]
+    Probe(io::Error),
     #[error("internal: cannot write JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// The reader of stdout has gone, as in `minfer run … | head -1`: not a failure to talk about.

@@ -1,5 +1,7 @@
 //! What `minfer bench` was asked to measure, as a list of tests.
 
+use std::path::PathBuf;
+
 use minfer_engine::KvFormat;
 
 use crate::Context;
@@ -18,7 +20,19 @@ pub(crate) struct BenchConfig {
     pub(crate) kv: KvFormat,
     pub(crate) speculation: Speculation,
     pub(crate) official_rounding: bool,
+    /// With another program.
+    pub(crate) comparison: Option<Comparison>,
     pub(crate) output: BenchOutput,
+}
+
+/// What `--compare` asks for.
+pub(crate) struct Comparison {
+    /// llama-bench: a path, or a name to be found as the shell finds commands.
+    pub(crate) program: PathBuf,
+    /// The model file, which both programs read.
+    pub(crate) file: PathBuf,
+    /// Runs of each program.
+    pub(crate) pairs: usize,
 }
 
 /// What is timed.
@@ -66,6 +80,7 @@ impl BenchConfig {
         if tests.is_empty() {
             return Err(Failure::Usage("nothing to measure: -p and -n are both 0".to_string()));
         }
+        let comparison = Comparison::new(&args)?;
         if args.speculate != Speculation::Off && tests.iter().any(|t| t.batch > 1) {
             let why = "--speculate measures one sequence at a time: leave out --batch, or set it to 1";
             return Err(Failure::Usage(why.to_string()));
@@ -81,8 +96,54 @@ impl BenchConfig {
             kv: args.kv.into(),
             speculation: args.speculate,
             official_rounding: args.official_rounding,
+            comparison,
             output: args.output,
         })
+    }
+}
+
+impl Comparison {
+    /// `None` without `--compare`; with it, refuses what llama-bench has nothing to set against.
+    fn new(args: &BenchArgs) -> Result<Option<Comparison>, Failure> {
+        let Some(program) = args.compare.clone() else { return Ok(None) };
+        let refused = |why: &str| Err(Failure::Usage(format!("--compare {why}")));
+        let Some(file) = args.model.clone() else {
+            return refused(match args.shape {
+                Some(_) => {
+                    "needs a model that llama-bench can read too: name a GGUF file with -m, not a --shape"
+                }
+                None => {
+                    "needs a model that llama-bench can read too: name a GGUF file with -m (the built-in model's is \
+                     models/minfer-nano-Q8_0.gguf in the source)"
+                }
+            });
+        };
+        if args.batch.iter().any(|&b| b != 1) {
+            return refused("measures one sequence at a time: leave out --batch, or set it to 1");
+        }
+        if args.speculate != Speculation::Off {
+            return refused("measures without drafts: leave out --speculate");
+        }
+        if args.draft_head.is_some() {
+            return refused("measures without a draft head: leave out --draft-head");
+        }
+        if args.official_rounding {
+            return refused(
+                "measures without --official-rounding, which llama.cpp does not have: leave it out",
+            );
+        }
+        Ok(Some(Comparison { program, file, pairs: args.pairs }))
+    }
+
+    /// Refuses a directory, which llama-bench cannot read.
+    pub(crate) fn check_file(&self) -> Result<(), Failure> {
+        match self.file.is_dir() {
+            true => Err(Failure::Usage(format!(
+                "--compare needs a GGUF file, which llama-bench can read too, but {} is a directory",
+                self.file.display()
+            ))),
+            false => Ok(()),
+        }
     }
 }
 

@@ -2,10 +2,15 @@
 //!
 //! [`config`] turns flags into a list of tests, [`measure`] times one, [`report`] prints results. Tokens are
 //! random with a fixed seed: speed does not depend on what they say, except with drafts ([`speculate`]).
-//! Weights load once per thread count.
+//! Weights load once per thread count. [`compare`] measures in pairs with llama.cpp's program ([`peer`],
+//! [`bandwidth`]) and prints ratios ([`pairs`]).
 
+mod bandwidth;
+mod compare;
 mod config;
 mod measure;
+mod pairs;
+mod peer;
 mod report;
 mod speculate;
 
@@ -21,7 +26,10 @@ use crate::error::Failure;
 use crate::loading::open_engine;
 use crate::speculation::Speculation;
 use config::{BenchConfig, Phase, Test};
+use peer::Peer;
 use report::{Report, Row};
+
+pub(crate) use peer::PeerError;
 
 /// Rows of a step in which prompts are processed.
 const MAX_ROWS: usize = 512;
@@ -34,10 +42,16 @@ pub(crate) fn bench(args: BenchArgs, context: &Context) -> Result<(), Failure> {
         .iter()
         .map(|&threads| Ok((threads, config.backends.open(&context.registry, Some(threads))?)))
         .collect::<Result<Vec<_>, Failure>>()?;
+    if let Some(comparison) = &config.comparison {
+        comparison.check_file()?;
+        let model = config.model.open()?;
+        let peer = Peer::open(comparison.program.clone(), comparison.file.clone())?;
+        return compare::compare(&config, comparison, &peer, machines, &model);
+    }
     let model = config.model.open()?;
     config.model.announce();
     let drafting = Drafting::new(&config, &model)?;
-    let bar = progress_bar(&config);
+    let bar = progress_bar(machines.len() * config.tests.len() * (config.repetitions + 1));
     let mut report = Report::new(config.output, drafting.is_some());
     for (threads, devices) in machines {
         let mut engine = open_engine(&model, options(&config, drafting.as_ref(), devices))?;
@@ -116,8 +130,7 @@ fn options(
 }
 
 /// Hidden by itself when stderr is not a terminal.
-fn progress_bar(config: &BenchConfig) -> ProgressBar {
-    let runs = config.threads.len() * config.tests.len() * (config.repetitions + 1);
+fn progress_bar(runs: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
     let bar = ProgressBar::new(runs as u64);
     match style {

@@ -71,8 +71,6 @@ impl Row {
         measured: Measured,
     ) -> Row {
         let placed = engine.placed();
-        let devices: BTreeSet<_> = placed.splits.iter().map(|s| placed.devices[s.device].id()).collect();
-        let devices: Vec<_> = devices.iter().map(ToString::to_string).collect();
         let Measured { samples, speculated } = measured;
         let (mean, stddev) = mean_and_deviation(&samples);
         let (prompt, generate, weight_gbps) = match test.phase {
@@ -95,7 +93,7 @@ impl Row {
             batch: test.batch,
             threads,
             kv: config.kv.name(),
-            device: devices.join("+"),
+            device: device_names(engine),
             repetitions: config.repetitions,
             tokens_per_second: mean,
             stddev,
@@ -139,8 +137,22 @@ fn header(drafts: bool) -> String {
     lines.map(|(line, more)| format!("{line}{}\n", if drafts { more } else { "" })).collect()
 }
 
+/// Every device that the model is on: `cpu`, `cpu+cuda:0`.
+pub(super) fn device_names(engine: &Engine) -> String {
+    let placed = engine.placed();
+    let devices: BTreeSet<_> = placed.splits.iter().map(|s| placed.devices[s.device].id()).collect();
+    devices.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")
+}
+
+/// Says on stderr that the numbers mean little, if they do.
+pub(super) fn note_debug_build() {
+    if cfg!(debug_assertions) {
+        crate::note(format_args!("this is a debug build: measure with a release build"));
+    }
+}
+
 /// Version, and whether the numbers mean anything.
-fn build() -> String {
+pub(super) fn build() -> String {
     let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
     format!("minfer {} ({profile})", env!("CARGO_PKG_VERSION"))
 }
@@ -162,9 +174,7 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(output: BenchOutput, drafts: bool) -> Report {
-        if cfg!(debug_assertions) {
-            crate::note(format_args!("this is a debug build: measure with a release build"));
-        }
+        note_debug_build();
         Report { output, drafts, rows: Vec::new() }
     }
 
@@ -186,7 +196,7 @@ impl Report {
     }
 }
 
-fn print(text: &str) -> Result<(), Failure> {
+pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut out = stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::stdout)
 }
