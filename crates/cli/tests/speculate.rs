@@ -163,8 +163,10 @@ fn info_of_a_hybrid_model() {
     assert_eq!(info["draft_head"], true);
     let memory = &info["memory"];
     assert_eq!(memory["recurrent_bytes_per_sequence"], 67_584 * 4);
-    assert_eq!(memory["kv_bytes_per_token"]["f16"], 640 * 2);
-    assert_eq!((&memory["context"], &memory["kv_bytes_at_context"]["f32"]), (&100.into(), &256_000.into()));
+    // 528 numbers a token: the pooled index keys of a block of 4 share a row, the raw ones of the last 4 are a window.
+    assert_eq!(memory["kv_bytes_per_token"]["f16"], 528 * 2);
+    assert_eq!((&memory["context"], &memory["kv_bytes_at_context"]["f32"]), (&100.into(), &211_200.into()));
+    assert_eq!(memory["window_bytes_per_sequence"]["f16"], 512);
     let rows = info["ngram_table"]["rows"].as_u64().unwrap();
     assert!(rows > 16 * 20_011 && rows.is_multiple_of(128), "{rows}");
     let text = succeeds(&["info", &dir]).out;
