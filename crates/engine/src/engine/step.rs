@@ -170,6 +170,7 @@ impl Engine {
 
     /// Fills the step's inputs from the chunks, their block tables and their state slots.
     fn bind(&mut self, chunks: &[Chunk<'_>], moves: &[StateMove]) -> Result<(), EngineError> {
+        let windows = takes(&self.executor, "window_slots");
         let i = &mut self.inputs;
         i.clear();
         if let Some(ngrams) = &mut self.ngrams {
@@ -180,16 +181,19 @@ impl Engine {
             let sequence = sequence.ok_or(EngineError::UnknownSequence(chunk.sequence.0))?;
             let table_at = i.pages.len() as i32;
             i.pages.extend(sequence.table.pages().map(|p| p as i32));
-            // Beside the others, so that one start serves both lists.
-            let recent = |index| sequence.state.recent.page(index).map_or(-1, |page| page as i32);
-            i.window_pages.extend((0..sequence.table.end()).map(recent));
+            if windows {
+                // Beside the others, so that one start serves both lists.
+                let recent = |index| sequence.state.recent.page(index).map_or(-1, |page| page as i32);
+                i.window_pages.extend((0..sequence.table.end()).map(recent));
+                let positions = sequence.len()..sequence.len() + chunk.tokens.len();
+                i.window_slots.extend(positions.map(|position| sequence.state.recent.slot(position)));
+            }
             let first_row = i.tokens.len();
             for (n, &token) in chunk.tokens.iter().enumerate() {
                 let position = sequence.len() + n;
                 i.tokens.push(token as i32);
                 i.positions.push(position as i32);
                 i.slots.push(sequence.table.slot(position));
-                i.window_slots.push(sequence.state.recent.slot(position));
                 i.table_at.push(table_at);
             }
             if let Some(state_move) = moves.get(c) {
