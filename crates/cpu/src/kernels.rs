@@ -122,11 +122,18 @@ impl Kernels {
         None
     }
 
+    /// The AVX-512 kernels; `None` on a machine without AVX-512 F, BW, DQ, VL and VNNI.
+    pub fn avx512() -> Option<Kernels> {
+        let kernels = Kernels::avx2()?;
+        Isa::Avx512.is_available().then_some(Kernels { isa: Isa::Avx512, ..kernels })
+    }
+
     /// The kernels of this instruction set; `None` where the machine lacks it.
     pub fn for_isa(isa: Isa) -> Option<Kernels> {
         match isa {
             Isa::Scalar => Some(Kernels::scalar()),
             Isa::Avx2 => Kernels::avx2(),
+            Isa::Avx512 => Kernels::avx512(),
         }
     }
 

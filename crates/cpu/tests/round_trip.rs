@@ -41,7 +41,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 fn tables() -> impl Iterator<Item = Kernels> {
-    [Some(Kernels::scalar()), Kernels::avx2()].into_iter().flatten()
+    Isa::ALL.into_iter().filter_map(Kernels::for_isa)
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {

@@ -139,8 +139,8 @@ pub fn select(ty: BlockType, isa: Isa) -> MatmulFn {
     match isa {
         Isa::Scalar => with_format!(ty, quant F => scalar::quant::<F>, float F => scalar::float::<F>),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => with_format!(ty, quant F => avx2::quant::<F>, float F => avx2::float::<F>),
+        Isa::Avx2 | Isa::Avx512 => with_format!(ty, quant F => avx2::quant::<F>, float F => avx2::float::<F>),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 => select(ty, Isa::Scalar),
+        Isa::Avx2 | Isa::Avx512 => select(ty, Isa::Scalar),
     }
 }
