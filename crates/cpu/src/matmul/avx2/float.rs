@@ -1,7 +1,8 @@
-//! 8 outputs of a float weight times 1 or 2 rows of f32.
+//! 16 outputs of a float weight, or half of them, times 1 or 2 rows of f32.
 
 use std::arch::x86_64::*;
 
+use super::unpack::HALF;
 use crate::pack::types::{BF16, F8_E4M3, F16, F32};
 use crate::pack::{FloatFormat, GROUP};
 
@@ -59,65 +60,70 @@ impl FloatLoad for F8_E4M3 {
 /// 5 %, and 2048 loses 15 % on one thread.
 const PREFETCH: usize = 512;
 
+/// `H` halves of a group from `half` on, each with `R` rows.
+///
 /// # Safety
-/// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), and the code is
-/// inlined into a function with AVX2, FMA and F16C.
+/// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), `half + H` is at most 2,
+/// and the code is inlined into a function with AVX2, FMA and F16C.
 #[inline(always)]
-pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
+pub(super) unsafe fn group_product<F: FloatLoad, const R: usize, const H: usize>(
     k: usize,
     weights: *const u8,
+    half: usize,
     x: [*const f32; R],
-) -> [__m256; R] {
+) -> [[__m256; R]; H] {
     // SAFETY: the loops stay within `k` columns; the rest is the caller's promise.
     unsafe {
-        let mut acc = [[_mm256_setzero_ps(); R]; 4];
-        let (mut p, mut column, mut scale) = (weights, 0, _mm256_setzero_ps());
+        let mut acc = [[[_mm256_setzero_ps(); R]; H]; 4];
+        let (mut p, mut column, mut scales) = (weights, 0, [_mm256_setzero_ps(); H]);
         while column + 4 <= k {
             if F::SCALE_BYTES > 0 && column.is_multiple_of(F::BLOCK) {
-                scale = _mm256_loadu_ps(p.cast());
+                scales = std::array::from_fn(|h| _mm256_loadu_ps(p.add(4 * HALF * (half + h)).cast()));
                 p = p.add(GROUP * F::SCALE_BYTES);
             }
             if R == 1 {
                 prefetch::<F>(p);
             }
             for acc in &mut acc {
-                add_column::<F, R>(p, scale, x.map(|x| x.add(column)), acc);
+                add_column::<F, R, H>(p, half, scales, x.map(|x| x.add(column)), acc);
                 p = p.add(GROUP * F::BYTES);
                 column += 1;
             }
         }
         // Only numbers without scales leave a rest.
         for acc in acc.iter_mut().take(k - column) {
-            add_column::<F, R>(p, scale, x.map(|x| x.add(column)), acc);
+            add_column::<F, R, H>(p, half, scales, x.map(|x| x.add(column)), acc);
             p = p.add(GROUP * F::BYTES);
             column += 1;
         }
         let [a0, a1, a2, a3] = acc;
-        let mut sums = [_mm256_setzero_ps(); R];
-        for r in 0..R {
-            sums[r] = _mm256_add_ps(_mm256_add_ps(a0[r], a1[r]), _mm256_add_ps(a2[r], a3[r]));
-        }
-        sums
+        let sum = |h: usize, r: usize| {
+            _mm256_add_ps(_mm256_add_ps(a0[h][r], a1[h][r]), _mm256_add_ps(a2[h][r], a3[h][r]))
+        };
+        std::array::from_fn(|h| std::array::from_fn(|r| sum(h, r)))
     }
 }
 
 /// # Safety
-/// As [`group_product`]; `column` points to the 8 numbers of one column, each of `x` to its activation.
+/// As [`group_product`]; `column` points to the 16 numbers of one column, each of `x` to its activation.
 #[inline(always)]
-unsafe fn add_column<F: FloatLoad, const R: usize>(
+unsafe fn add_column<F: FloatLoad, const R: usize, const H: usize>(
     column: *const u8,
-    scale: __m256,
+    half: usize,
+    scales: [__m256; H],
     x: [*const f32; R],
-    acc: &mut [__m256; R],
+    acc: &mut [[__m256; R]; H],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut w = F::load(column);
-        if F::SCALE_BYTES > 0 {
-            w = _mm256_mul_ps(w, scale);
-        }
-        for (acc, x) in acc.iter_mut().zip(x) {
-            *acc = _mm256_fmadd_ps(w, _mm256_set1_ps(x.read_unaligned()), *acc);
+        for h in 0..H {
+            let mut w = F::load(column.add(F::BYTES * HALF * (half + h)));
+            if F::SCALE_BYTES > 0 {
+                w = _mm256_mul_ps(w, scales[h]);
+            }
+            for (acc, x) in acc[h].iter_mut().zip(x) {
+                *acc = _mm256_fmadd_ps(w, _mm256_set1_ps(x.read_unaligned()), *acc);
+            }
         }
     }
 }
