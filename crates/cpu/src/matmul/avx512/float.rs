@@ -53,9 +53,6 @@ impl FloatLoad for F8_E4M3 {
     }
 }
 
-/// How far ahead of the reads a single row's weights are fetched, in bytes.
-const PREFETCH: usize = 1024;
-
 /// # Safety
 /// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), and the code is
 /// inlined into a function with AVX-512 F and BW.
@@ -73,9 +70,6 @@ pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
             if F::SCALE_BYTES > 0 && column.is_multiple_of(F::BLOCK) {
                 scale = _mm512_loadu_ps(p.cast());
                 p = p.add(GROUP * F::SCALE_BYTES);
-            }
-            if R == 1 {
-                prefetch::<F>(p);
             }
             for acc in &mut acc {
                 add_column::<F, R>(p, scale, x.map(|x| x.add(column)), acc);
@@ -112,19 +106,5 @@ unsafe fn add_column<F: FloatLoad, const R: usize>(
         for (acc, x) in acc.iter_mut().zip(x) {
             *acc = _mm512_fmadd_ps(w, _mm512_set1_ps(x.read_unaligned()), *acc);
         }
-    }
-}
-
-/// Fetches the lines that lie [`PREFETCH`] after four columns. Past the end of the weight this has no effect.
-///
-/// # Safety
-/// None beyond the instruction set.
-#[inline(always)]
-unsafe fn prefetch<F: FloatLoad>(p: *const u8) {
-    let mut line = 0;
-    while line < 4 * GROUP * F::BYTES {
-        // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
-        line += 64;
     }
 }

@@ -6,9 +6,6 @@ use super::unpack::{Block, head, offset, unpack};
 use crate::pack::Format;
 use crate::pack::layout::*;
 
-/// How far ahead of the reads a single row's weights are fetched, in bytes.
-const PREFETCH: usize = 1024;
-
 /// # Safety
 /// `weights` is one packed group of `k` columns, each of `x` a quantised row of `k` numbers, and the code is
 /// inlined into a function with AVX-512 F, BW and VNNI.
@@ -27,9 +24,6 @@ pub(super) unsafe fn group_product<F: Format, const R: usize>(
             let scales = head::<F>(p);
             p = p.add(F::HEAD_BYTES);
             for _ in 0..F::BLOCKS_PER_HEAD {
-                if R == 1 {
-                    prefetch::<F>(p);
-                }
                 let block = unpack::<F>(scales, p);
                 for r in 0..R {
                     acc[r] = add_block::<F>(&block, x[r], k, column, acc[r]);
@@ -39,20 +33,6 @@ pub(super) unsafe fn group_product<F: Format, const R: usize>(
             }
         }
         acc
-    }
-}
-
-/// Fetches the lines that lie [`PREFETCH`] after a block. Past the end of the weight this has no effect.
-///
-/// # Safety
-/// None beyond the instruction set.
-#[inline(always)]
-unsafe fn prefetch<F: Format>(p: *const u8) {
-    let mut line = 0;
-    while line < F::BODY_BYTES {
-        // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
-        line += 64;
     }
 }
 
