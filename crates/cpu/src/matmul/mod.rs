@@ -18,8 +18,8 @@
 //! `scale_w` is the f32 product of the block's f16 scale and its factor (exact); factors of 16 columns
 //! stay integers, inside of the sum; `min_w` likewise. The quantiser has rounded `scale_x * sum(code_x)` to f32.
 //!
-//! *Float weights*: four accumulators, column `c` goes to number `c % 4` by fma in ascending order;
-//! the output is `(a0 + a1) + (a2 + a3)`. Where blocks have a scale, a weight is its product with the scale, rounded to
+//! *Float weights*: two accumulators, column `c` goes to number `c % 2` by fma in ascending order; the output is
+//! `a0 + a1`. Where blocks have a scale, a weight is its product with the scale, rounded to
 //! f32: what `decode_row` gives.
 
 #[cfg(target_arch = "x86_64")]

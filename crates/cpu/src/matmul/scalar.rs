@@ -166,7 +166,7 @@ pub(super) unsafe fn float<F: FloatFormat>(job: &Job<'_>, groups: Range<usize>) 
 
 /// Row `r` of a group times an activation row.
 fn float_dot<F: FloatFormat>(group: &[u8], r: usize, x: &[u8]) -> f32 {
-    let mut acc = [0f32; 4];
+    let mut acc = [0f32; 2];
     let blocks = group.chunks_exact(F::BLOCK_BYTES).zip(x.chunks_exact(4 * F::BLOCK));
     for (b, (block, x)) in blocks.enumerate() {
         let (scales, columns) = block.split_at(GROUP * F::SCALE_BYTES);
@@ -176,8 +176,8 @@ fn float_dot<F: FloatFormat>(group: &[u8], r: usize, x: &[u8]) -> f32 {
             if F::SCALE_BYTES > 0 {
                 w *= single(scales, r);
             }
-            acc[c % 4] = w.mul_add(x, acc[c % 4]);
+            acc[c % 2] = w.mul_add(x, acc[c % 2]);
         }
     }
-    (acc[0] + acc[1]) + (acc[2] + acc[3])
+    acc[0] + acc[1]
 }

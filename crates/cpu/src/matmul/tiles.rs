@@ -7,22 +7,23 @@ use super::Job;
 /// Activations that stay in the L2 cache while the weights stream by once: half of a small L2 (512 KiB).
 const TILE_BYTES: usize = 256 << 10;
 
-/// Calls `tile(weights of the group, group, first row, rows)` for all groups and rows, `rows` being `MAX` or 4, 2, 1
+/// Calls `tile(weights of the group, group, first row, rows)` for all groups and rows, `rows` being `most` or 4, 2, 1
 /// at the end: row tiles outside, so that weights stream once per row tile, and a group's weights stay in L1 over the
 /// rows of a tile.
 ///
 /// # Safety
 /// As [`super::MatmulFn`], for a kernel whose instruction sets the caller has enabled.
 #[inline(always)]
-pub(super) unsafe fn for_tiles<const MAX: usize>(
+pub(super) unsafe fn for_tiles(
     job: &Job<'_>,
     groups: Range<usize>,
+    most: usize,
     x_bytes: usize,
     group_bytes: usize,
     tile: impl Fn(*const u8, usize, usize, usize),
 ) {
     let count = job.rows.len();
-    let tile_rows = (TILE_BYTES / x_bytes.max(1)).max(MAX) / MAX * MAX;
+    let tile_rows = (TILE_BYTES / x_bytes.max(1)).max(most) / most * most;
     let mut start = 0;
     while start < count {
         let end = count.min(start.saturating_add(tile_rows));
@@ -32,7 +33,7 @@ pub(super) unsafe fn for_tiles<const MAX: usize>(
             let mut row = start;
             while row < end {
                 let rows = match end - row {
-                    left if left >= MAX => MAX,
+                    left if left >= most => most,
                     4.. => 4,
                     2..=3 => 2,
                     _ => 1,

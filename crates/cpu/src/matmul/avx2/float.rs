@@ -1,4 +1,4 @@
-//! 16 outputs of a float weight, or half of them, times 1 or 2 rows of f32.
+//! 16 outputs of a float weight, in two halves, times 1 to 3 rows of f32.
 
 use std::arch::x86_64::*;
 
@@ -8,6 +8,9 @@ use crate::pack::{FloatFormat, GROUP};
 
 /// A float format that AVX2 can load.
 pub(in crate::matmul) trait FloatLoad: FloatFormat {
+    /// Rows at a time: three of two accumulators of two halves leave four registers for operands.
+    const ROWS: usize = 3;
+
     /// Eight numbers as f32, exactly, without their scales.
     ///
     /// # Safety
@@ -24,6 +27,9 @@ impl FloatLoad for F32 {
 }
 
 impl FloatLoad for F16 {
+    /// The compiler converts ahead of use, and would spill accumulators of a third row for it.
+    const ROWS: usize = 2;
+
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m256 {
         // SAFETY: the caller's promise.
@@ -60,82 +66,72 @@ impl FloatLoad for F8_E4M3 {
 /// 5 %, and 2048 loses 15 % on one thread.
 const PREFETCH: usize = 512;
 
-/// `H` halves of a group from `half` on, each with `R` rows.
-///
 /// # Safety
-/// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), `half + H` is at most 2,
-/// and the code is inlined into a function with AVX2, FMA and F16C.
+/// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), and the code is
+/// inlined into a function with AVX2, FMA and F16C.
 #[inline(always)]
-pub(super) unsafe fn group_product<F: FloatLoad, const R: usize, const H: usize>(
+pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
     k: usize,
     weights: *const u8,
-    half: usize,
     x: [*const f32; R],
-) -> [[__m256; R]; H] {
+) -> [[__m256; 2]; R] {
     // SAFETY: the loops stay within `k` columns; the rest is the caller's promise.
     unsafe {
-        let mut acc = [[[_mm256_setzero_ps(); R]; H]; 4];
-        let (mut p, mut column, mut scales) = (weights, 0, [_mm256_setzero_ps(); H]);
-        while column + 4 <= k {
+        let mut acc = [[[_mm256_setzero_ps(); 2]; R]; 2];
+        let (mut p, mut column, mut scales) = (weights, 0, [_mm256_setzero_ps(); 2]);
+        while column + 2 <= k {
             if F::SCALE_BYTES > 0 && column.is_multiple_of(F::BLOCK) {
-                scales = std::array::from_fn(|h| _mm256_loadu_ps(p.add(4 * HALF * (half + h)).cast()));
+                scales = std::array::from_fn(|half| _mm256_loadu_ps(p.add(4 * HALF * half).cast()));
                 p = p.add(GROUP * F::SCALE_BYTES);
             }
             if R == 1 {
                 prefetch::<F>(p);
             }
             for acc in &mut acc {
-                add_column::<F, R, H>(p, half, scales, x.map(|x| x.add(column)), acc);
+                add_column::<F, R>(p, scales, x.map(|x| x.add(column)), acc);
                 p = p.add(GROUP * F::BYTES);
                 column += 1;
             }
         }
         // Only numbers without scales leave a rest.
-        for acc in acc.iter_mut().take(k - column) {
-            add_column::<F, R, H>(p, half, scales, x.map(|x| x.add(column)), acc);
-            p = p.add(GROUP * F::BYTES);
-            column += 1;
+        if column < k {
+            add_column::<F, R>(p, scales, x.map(|x| x.add(column)), &mut acc[0]);
         }
-        let [a0, a1, a2, a3] = acc;
-        let sum = |h: usize, r: usize| {
-            _mm256_add_ps(_mm256_add_ps(a0[h][r], a1[h][r]), _mm256_add_ps(a2[h][r], a3[h][r]))
-        };
-        std::array::from_fn(|h| std::array::from_fn(|r| sum(h, r)))
+        let sum = |r: usize, half: usize| _mm256_add_ps(acc[0][r][half], acc[1][r][half]);
+        std::array::from_fn(|r| [sum(r, 0), sum(r, 1)])
     }
 }
 
 /// # Safety
 /// As [`group_product`]; `column` points to the 16 numbers of one column, each of `x` to its activation.
 #[inline(always)]
-unsafe fn add_column<F: FloatLoad, const R: usize, const H: usize>(
+unsafe fn add_column<F: FloatLoad, const R: usize>(
     column: *const u8,
-    half: usize,
-    scales: [__m256; H],
+    scales: [__m256; 2],
     x: [*const f32; R],
-    acc: &mut [[__m256; R]; H],
+    acc: &mut [[__m256; 2]; R],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        for h in 0..H {
-            let mut w = F::load(column.add(F::BYTES * HALF * (half + h)));
-            if F::SCALE_BYTES > 0 {
-                w = _mm256_mul_ps(w, scales[h]);
-            }
-            for (acc, x) in acc[h].iter_mut().zip(x) {
-                *acc = _mm256_fmadd_ps(w, _mm256_set1_ps(x.read_unaligned()), *acc);
-            }
+        let w: [_; 2] = std::array::from_fn(|half| {
+            let w = F::load(column.add(F::BYTES * HALF * half));
+            if F::SCALE_BYTES > 0 { _mm256_mul_ps(w, scales[half]) } else { w }
+        });
+        for (acc, x) in acc.iter_mut().zip(x) {
+            let x = _mm256_set1_ps(x.read_unaligned());
+            *acc = [_mm256_fmadd_ps(w[0], x, acc[0]), _mm256_fmadd_ps(w[1], x, acc[1])];
         }
     }
 }
 
-/// Fetches the lines that lie [`PREFETCH`] after four columns. Past the end of the weight this has no effect.
+/// Fetches the lines that lie [`PREFETCH`] after two columns. Past the end of the weight this has no effect.
 ///
 /// # Safety
 /// None beyond the instruction set.
 #[inline(always)]
 unsafe fn prefetch<F: FloatLoad>(p: *const u8) {
     let mut line = 0;
-    while line < 4 * GROUP * F::BYTES {
+    while line < 2 * GROUP * F::BYTES {
         // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
         line += 64;

@@ -31,17 +31,11 @@ pub(super) unsafe fn quant<F: Format>(job: &Job<'_>, groups: Range<usize>) {
     let group_bytes = job.k / (BLOCK * F::BLOCKS_PER_HEAD) * F::BLOCK_BYTES;
     // SAFETY: the caller's promise, and this function has the instruction sets that the tiles use.
     unsafe {
-        for_tiles::<4>(
-            job,
-            groups,
-            q8_row_bytes(job.k),
-            group_bytes,
-            |weights, group, row, rows| match rows {
-                4 => quant_rows::<F, 4>(job, weights, group, row),
-                2 => quant_rows::<F, 2>(job, weights, group, row),
-                _ => quant_rows::<F, 1>(job, weights, group, row),
-            },
-        );
+        for_tiles(job, groups, 4, q8_row_bytes(job.k), group_bytes, |weights, group, row, rows| match rows {
+            4 => quant_rows::<F, 4>(job, weights, group, row),
+            2 => quant_rows::<F, 2>(job, weights, group, row),
+            _ => quant_rows::<F, 1>(job, weights, group, row),
+        });
     }
 }
 
@@ -54,12 +48,8 @@ pub(super) unsafe fn float<F: FloatLoad>(job: &Job<'_>, groups: Range<usize>) {
     let group_bytes = job.k / F::BLOCK * F::BLOCK_BYTES;
     // SAFETY: as in `quant`.
     unsafe {
-        for_tiles::<4>(job, groups, 4 * job.k, group_bytes, |weights, group, row, rows| match rows {
-            4 => {
-                // Four rows of four accumulators would leave no registers for operands.
-                float_rows::<F, 2>(job, weights, group, row);
-                float_rows::<F, 2>(job, weights, group, row + 2);
-            }
+        for_tiles(job, groups, F::ROWS, 4 * job.k, group_bytes, |weights, group, row, rows| match rows {
+            3 => float_rows::<F, 3>(job, weights, group, row),
             2 => float_rows::<F, 2>(job, weights, group, row),
             _ => float_rows::<F, 1>(job, weights, group, row),
         });
@@ -74,11 +64,7 @@ unsafe fn quant_rows<F: Format, const R: usize>(job: &Job<'_>, weights: *const u
     unsafe {
         let rows: [_; R] = std::array::from_fn(|r| job.row(row + r));
         let acc = quant::group_product::<F, R>(job.k, weights, rows.map(|(x, _)| x));
-        for r in 0..R {
-            let (y, count) = (rows[r].1.add(GROUP * group), job.outputs(group));
-            store(y, acc[r][0], count);
-            store(y.wrapping_add(HALF), acc[r][1], count.saturating_sub(HALF));
-        }
+        store_rows(job, group, rows.map(|(_, y)| y), acc);
     }
 }
 
@@ -94,22 +80,29 @@ unsafe fn float_rows<F: FloatLoad, const R: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let rows: [_; R] = std::array::from_fn(|r| job.row(row + r));
-        let x = rows.map(|(x, _)| x.cast());
-        let count = job.outputs(group);
-        if R == 1 {
-            // Both halves at once read the weights as one stream.
-            let [low, high] = float::group_product::<F, R, 2>(job.k, weights, 0, x);
-            store(rows[0].1.add(GROUP * group), low[0], count);
-            store(rows[0].1.wrapping_add(GROUP * group + HALF), high[0], count.saturating_sub(HALF));
-            return;
-        }
-        for half in 0..2 {
-            // More than one row of two halves would leave no registers for operands.
-            let [acc] = float::group_product::<F, R, 1>(job.k, weights, half, x);
-            for r in 0..R {
-                let y = rows[r].1.wrapping_add(GROUP * group + HALF * half);
-                store(y, acc[r], count.saturating_sub(HALF * half));
-            }
+        let acc = float::group_product::<F, R>(job.k, weights, rows.map(|(x, _)| x.cast()));
+        store_rows(job, group, rows.map(|(_, y)| y), acc);
+    }
+}
+
+/// Writes the group's outputs of each row.
+///
+/// # Safety
+/// As [`quant_rows`]; `y` are the output rows.
+#[inline(always)]
+unsafe fn store_rows<const R: usize>(
+    job: &Job<'_>,
+    group: usize,
+    y: [*mut f32; R],
+    outputs: [[__m256; 2]; R],
+) {
+    let count = job.outputs(group);
+    for (y, [low, high]) in y.into_iter().zip(outputs) {
+        let y = y.wrapping_add(GROUP * group);
+        // SAFETY: the caller's promise.
+        unsafe {
+            store(y, low, count);
+            store(y.wrapping_add(HALF), high, count.saturating_sub(HALF));
         }
     }
 }

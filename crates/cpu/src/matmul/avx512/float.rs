@@ -64,9 +64,9 @@ pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
 ) -> [__m512; R] {
     // SAFETY: the loops stay within `k` columns; the rest is the caller's promise.
     unsafe {
-        let mut acc = [[_mm512_setzero_ps(); R]; 4];
+        let mut acc = [[_mm512_setzero_ps(); R]; 2];
         let (mut p, mut column, mut scale) = (weights, 0, _mm512_setzero_ps());
-        while column + 4 <= k {
+        while column + 2 <= k {
             if F::SCALE_BYTES > 0 && column.is_multiple_of(F::BLOCK) {
                 scale = _mm512_loadu_ps(p.cast());
                 p = p.add(GROUP * F::SCALE_BYTES);
@@ -78,13 +78,10 @@ pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
             }
         }
         // Only numbers without scales leave a rest.
-        for acc in acc.iter_mut().take(k - column) {
-            add_column::<F, R>(p, scale, x.map(|x| x.add(column)), acc);
-            p = p.add(GROUP * F::BYTES);
-            column += 1;
+        if column < k {
+            add_column::<F, R>(p, scale, x.map(|x| x.add(column)), &mut acc[0]);
         }
-        let [a0, a1, a2, a3] = acc;
-        std::array::from_fn(|r| _mm512_add_ps(_mm512_add_ps(a0[r], a1[r]), _mm512_add_ps(a2[r], a3[r])))
+        std::array::from_fn(|r| _mm512_add_ps(acc[0][r], acc[1][r]))
     }
 }
 

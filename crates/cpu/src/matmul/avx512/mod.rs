@@ -34,18 +34,12 @@ pub(super) unsafe fn quant<F: Format>(job: &Job<'_>, groups: Range<usize>) {
     let group_bytes = job.k / (BLOCK * F::BLOCKS_PER_HEAD) * F::BLOCK_BYTES;
     // SAFETY: the caller's promise, and this function has the instruction sets that the tiles use.
     unsafe {
-        for_tiles::<8>(
-            job,
-            groups,
-            q8_row_bytes(job.k),
-            group_bytes,
-            |weights, group, row, rows| match rows {
-                8 => quant_rows::<F, 8>(job, weights, group, row),
-                4 => quant_rows::<F, 4>(job, weights, group, row),
-                2 => quant_rows::<F, 2>(job, weights, group, row),
-                _ => quant_rows::<F, 1>(job, weights, group, row),
-            },
-        );
+        for_tiles(job, groups, 8, q8_row_bytes(job.k), group_bytes, |weights, group, row, rows| match rows {
+            8 => quant_rows::<F, 8>(job, weights, group, row),
+            4 => quant_rows::<F, 4>(job, weights, group, row),
+            2 => quant_rows::<F, 2>(job, weights, group, row),
+            _ => quant_rows::<F, 1>(job, weights, group, row),
+        });
     }
 }
 
@@ -58,8 +52,8 @@ pub(super) unsafe fn float<F: FloatLoad>(job: &Job<'_>, groups: Range<usize>) {
     let group_bytes = job.k / F::BLOCK * F::BLOCK_BYTES;
     // SAFETY: as in `quant`.
     unsafe {
-        // Six rows of four accumulators leave eight registers for operands.
-        for_tiles::<6>(job, groups, 4 * job.k, group_bytes, |weights, group, row, rows| match rows {
+        // More rows would leave no general registers for their addresses.
+        for_tiles(job, groups, 6, 4 * job.k, group_bytes, |weights, group, row, rows| match rows {
             6 => float_rows::<F, 6>(job, weights, group, row),
             4 => float_rows::<F, 4>(job, weights, group, row),
             2 => float_rows::<F, 2>(job, weights, group, row),
