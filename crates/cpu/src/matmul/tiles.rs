@@ -1,4 +1,7 @@
 //! The order in which vector kernels walk groups and rows.
+//!
+//! Weights are one sequential stream, which the hardware fetches ahead. Prefetching by hand as well, 512 to 8192 bytes
+//! ahead and with every hint, cost 3 to 40 % of the rate of a single row on Zen 4 (2026).
 
 use std::ops::Range;
 

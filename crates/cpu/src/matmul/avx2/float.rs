@@ -62,10 +62,6 @@ impl FloatLoad for F8_E4M3 {
     }
 }
 
-/// How far ahead of the reads a single row's weights are fetched, in bytes. Measured on Zen 4 (2026): 512 beats none by
-/// 5 %, and 2048 loses 15 % on one thread.
-const PREFETCH: usize = 512;
-
 /// # Safety
 /// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), and the code is
 /// inlined into a function with AVX2, FMA and F16C.
@@ -83,9 +79,6 @@ pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
             if F::SCALE_BYTES > 0 && column.is_multiple_of(F::BLOCK) {
                 scales = std::array::from_fn(|half| _mm256_loadu_ps(p.add(4 * HALF * half).cast()));
                 p = p.add(GROUP * F::SCALE_BYTES);
-            }
-            if R == 1 {
-                prefetch::<F>(p);
             }
             for acc in &mut acc {
                 add_column::<F, R>(p, scales, x.map(|x| x.add(column)), acc);
@@ -121,19 +114,5 @@ unsafe fn add_column<F: FloatLoad, const R: usize>(
             let x = _mm256_set1_ps(x.read_unaligned());
             *acc = [_mm256_fmadd_ps(w[0], x, acc[0]), _mm256_fmadd_ps(w[1], x, acc[1])];
         }
-    }
-}
-
-/// Fetches the lines that lie [`PREFETCH`] after two columns. Past the end of the weight this has no effect.
-///
-/// # Safety
-/// None beyond the instruction set.
-#[inline(always)]
-unsafe fn prefetch<F: FloatLoad>(p: *const u8) {
-    let mut line = 0;
-    while line < 2 * GROUP * F::BYTES {
-        // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
-        line += 64;
     }
 }

@@ -7,10 +7,6 @@ use super::unpack::{Block, head, unpack};
 use crate::pack::Format;
 use crate::pack::layout::*;
 
-/// How far ahead of the reads a single row's weights are fetched, in bytes. Measured on Zen 4 (2026): 512 beats none by
-/// 5 %, and 2048 loses 15 % on one thread.
-const PREFETCH: usize = 512;
-
 /// # Safety
 /// `weights` is one packed group of `k` columns, each of `x` a quantised row of `k` numbers, and the code is
 /// inlined into a function with AVX2, FMA and F16C.
@@ -29,9 +25,6 @@ pub(super) unsafe fn group_product<F: Format, const R: usize>(
             let scales = [head::<F>(p, 0), head::<F>(p, 1)];
             p = p.add(F::HEAD_BYTES);
             for _ in 0..F::BLOCKS_PER_HEAD {
-                if R == 1 {
-                    prefetch::<F>(p);
-                }
                 for half in 0..2 {
                     let block = unpack::<F>(scales[half], p, half);
                     for r in 0..R {
@@ -43,20 +36,6 @@ pub(super) unsafe fn group_product<F: Format, const R: usize>(
             }
         }
         acc
-    }
-}
-
-/// Fetches the lines that lie [`PREFETCH`] after a block. Past the end of the weight this has no effect.
-///
-/// # Safety
-/// None beyond the instruction set.
-#[inline(always)]
-unsafe fn prefetch<F: Format>(p: *const u8) {
-    let mut line = 0;
-    while line < F::BODY_BYTES {
-        // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
-        line += 64;
     }
 }
 

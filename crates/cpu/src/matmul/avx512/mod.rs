@@ -5,9 +5,6 @@
 //! integers of the definition come out whatever the order. One loop serves every format and several numbers of
 //! activation rows: weights are unpacked once and used for all of them.
 //!
-//! A single row's weights are not prefetched by hand: on Zen 4 (2026) every distance from 512 to 8192 bytes and every hint
-//! was slower than what the hardware does alone.
-//!
 //! The `inline(always)` functions here use vector instructions but do not enable them: they are only ever
 //! inlined into [`quant`] and [`float`], which do.
 
