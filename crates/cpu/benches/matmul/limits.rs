@@ -35,7 +35,7 @@ pub(crate) struct Peak {
 pub(crate) fn peak(isa: Isa, pool: &Pool) -> Result<Peak, Box<dyn Error>> {
     const TIMES: usize = 1_000_000;
     let (int8, float) = loops(isa);
-    let best = |(run, operations): (fn(usize), f64)| {
+    let best = |(run, operations): Loop| {
         let mut best = 0f64;
         for _ in 0..5 {
             let start = Instant::now();
@@ -48,8 +48,11 @@ pub(crate) fn peak(isa: Isa, pool: &Pool) -> Result<Peak, Box<dyn Error>> {
     Ok(Peak { int8: best(int8)?, float: best(float)? })
 }
 
-/// Loops of int8 and f32 arithmetic, each with the operations of one turn.
-fn loops(isa: Isa) -> ((fn(usize), f64), (fn(usize), f64)) {
+/// Runs so many turns of a loop, and the operations of one turn.
+type Loop = (fn(usize), f64);
+
+/// Loops of int8 and f32 arithmetic.
+fn loops(isa: Isa) -> (Loop, Loop) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => ((x86::maddubs, 12.0 * 64.0), (x86::fma256, 12.0 * 16.0)),
