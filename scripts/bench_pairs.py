@@ -57,9 +57,10 @@ def parse_llama(entries, test):
 
 
 class Run:
-    """One run of one program: tokens per second and what else happened on the machine."""
+    """One run of one program: tokens per second and what else happened on the machine. `parse` gets the printed JSON, or
+    the text itself if `raw`."""
 
-    def __init__(self, command, parse, test, args):
+    def __init__(self, command, parse, test, args, raw=False):
         self.bandwidth = [bandwidth(args.peers, args.threads)]
         busy, own, start = busy_seconds(), children_seconds(), time.time()
         output = alone(command)
@@ -67,7 +68,7 @@ class Run:
         others = busy_seconds() - busy - (children_seconds() - own)
         self.foreign = max(0.0, 100 * others / (wall * CPUS))
         self.bandwidth.append(bandwidth(args.peers, args.threads))
-        self.rate = parse(json.loads(output), test)
+        self.rate = parse(output if raw else json.loads(output), test)
 
     def __str__(self):
         before, after = self.bandwidth
