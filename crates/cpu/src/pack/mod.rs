@@ -26,6 +26,7 @@ use std::ops::Range;
 use minfer_format::BlockType;
 
 pub use buffer::AlignedBytes;
+pub(crate) use buffer::Region;
 pub(crate) use float::FloatFormat;
 pub(crate) use layout::Format;
 
@@ -172,6 +173,21 @@ impl PackedMatrix {
     pub fn zeroed(ty: BlockType, n: usize, k: usize) -> Result<PackedMatrix, PackError> {
         let bytes = PackedMatrix::packed_bytes(ty, n, k).ok_or(PackError::Shape { ty, n, k })?;
         let data = AlignedBytes::zeroed(bytes).ok_or(PackError::Memory { bytes })?;
+        Ok(PackedMatrix { ty, n, k, data })
+    }
+
+    /// A weight in this memory, which is as long as [`PackedMatrix::packed_bytes`] says: fill it with [`pack_into`].
+    ///
+    /// # Errors
+    /// When the shape does not fit the type or the memory.
+    pub(crate) fn in_memory(
+        ty: BlockType,
+        n: usize,
+        k: usize,
+        data: AlignedBytes,
+    ) -> Result<PackedMatrix, PackError> {
+        let bytes = PackedMatrix::packed_bytes(ty, n, k).ok_or(PackError::Shape { ty, n, k })?;
+        check_length(ty, "packed data", data.as_slice().len(), bytes)?;
         Ok(PackedMatrix { ty, n, k, data })
     }
 

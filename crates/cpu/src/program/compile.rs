@@ -18,10 +18,11 @@ use super::rows::{Extra, GatherStep, RowStep, scratch_len};
 use super::sparse::{PageTables, PoolStep, SelectScratch, SelectStep, SharedScores, SparseStep};
 use super::{CpuProgram, Entry, Loc, PerWorker, Step};
 use crate::attention::{AttendShape, Scratch};
-use crate::device::{CpuWeight, Shared};
+use crate::device::Shared;
 use crate::index::PoolScratch;
 use crate::pool::ChunkCounter;
 use crate::state::PagedState;
+use crate::weights::CpuWeight;
 use crate::{conv, matmul, quantize};
 
 /// Compiles a split.

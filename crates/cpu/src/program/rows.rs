@@ -5,11 +5,11 @@ use minfer_format::TensorBytes;
 use minfer_graph::{DType, ExpertWeights, Norm, Op, PAGE, Rope, RopeTable, Router, StorePart};
 
 use super::{Loc, PerWorker, Run, Step};
-use crate::device::CpuWeight;
 use crate::embed::gather_row;
 use crate::pool::Worker;
 use crate::quantize::q8_row_bytes;
 use crate::state::PagedState;
+use crate::weights::CpuWeight;
 
 /// What a row step needs beside its operands.
 pub(crate) enum Extra {
