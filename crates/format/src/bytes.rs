@@ -6,6 +6,7 @@
 
 mod owned;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -54,6 +55,8 @@ struct MappedFile {
     start: u64,
     file: File,
     path: PathBuf,
+    /// Its pages are in memory for good.
+    locked: bool,
 }
 
 impl TensorBytes {
@@ -69,7 +72,7 @@ impl TensorBytes {
         // defend against (documented above).
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
         let range = 0..map.len();
-        let mapped = MappedFile { map, start: 0, file, path: path.to_owned() };
+        let mapped = MappedFile { map, start: 0, file, path: path.to_owned(), locked: false };
         Ok(TensorBytes { range, storage: Storage::Mapped(Arc::new(mapped)) })
     }
 
@@ -119,6 +122,24 @@ impl TensorBytes {
         Ok(buf.into())
     }
 
+    /// Some of these bytes, `None` outside of them. From a mapped file they are read: touching a page maps those around
+    /// it too, which for a few rows of a large table is many times what is wanted.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn fetch(&self, range: Range<usize>) -> io::Result<Option<Cow<'_, [u8]>>> {
+        let Some(borrowed) = self.get(range.clone()) else { return Ok(None) };
+        match &self.storage {
+            Storage::Mapped(mapped) if !mapped.locked => {
+                let mut copy = vec![0; range.len()];
+                let at = mapped.start + (self.range.start + range.start) as u64;
+                read_at(&mapped.file, at, &mut copy)?;
+                Ok(Some(Cow::Owned(copy)))
+            }
+            _ => Ok(Some(Cow::Borrowed(borrowed))),
+        }
+    }
+
     /// These bytes in memory that is locked: where they lie in a mapped file, its pages; else a copy.
     ///
     /// # Errors
@@ -132,7 +153,7 @@ impl TensorBytes {
                 // SAFETY: as in `map`: read-only plain bytes.
                 let map = unsafe { MmapOptions::new().offset(start).len(len).map(&file) }?;
                 map.lock().map_err(|e| owned::refused_lock(len, &e))?;
-                let mapped = MappedFile { map, start, file, path: whole.path.clone() };
+                let mapped = MappedFile { map, start, file, path: whole.path.clone(), locked: true };
                 Ok(TensorBytes { range: 0..len, storage: Storage::Mapped(Arc::new(mapped)) })
             }
             _ => {
