@@ -1,6 +1,6 @@
 //! What the matrix kernels reach on this machine.
 //!
-//! `cargo bench -p minfer-cpu --bench matmul [-- TYPE...]` prints, for each format,
+//! `cargo bench -p minfer-cpu --bench matmul [-- avx2] [TYPE...]` prints, for each format,
 //! * one activation row (decode): GB/s of packed weights that do not fit any cache, by 1 and 2 threads, beside
 //!   the plain read bandwidth measured in alternation, since bandwidth of shared machines changes by the second;
 //! * 512 rows (prefill): GOP/s, two operations for each product and sum;
@@ -28,7 +28,9 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let isa = Isa::detect();
+    let named = wanted.iter().find_map(|w| Isa::ALL.into_iter().find(|isa| isa.name() == w));
+    let isa = named.filter(|isa| isa.is_available()).unwrap_or(Isa::detect());
+    let wanted: Vec<String> = wanted.into_iter().filter(|w| w != isa.name()).collect();
     let pools = [Pool::new(1)?, Pool::new(2)?];
     println!("kernels: {}", isa.name());
     pool_latency(&pools[1])?;

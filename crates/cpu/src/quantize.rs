@@ -1,8 +1,8 @@
 //! Quantised activations (the graph's `Q8`): rows of f32 become int8 in blocks of 32 with one scale each.
 //!
 //! In: a row of `k` numbers, `k` a multiple of 32. Out: [`q8_row_bytes`]`(k)` bytes,
-//! `[k x i8 codes][k/32 x f32 scales][k/16 x i16 sums of 16 consecutive codes]`, native byte order.
-//! The sums serve weights with offsets and minima. Weights are not quantised here; see `pack`.
+//! `[k x i8 codes][k/32 x f32 scales][k/16 x i16 sums of 16 consecutive codes][k/32 x f32 sums of 32 codes, scaled]`,
+//! native byte order. The sums serve weights with offsets and minima. Weights are not quantised here; see `pack`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -12,9 +12,9 @@ use crate::isa::Isa;
 /// Numbers that share one scale.
 pub const Q8_BLOCK: usize = 32;
 
-/// Bytes of a quantised row of `k` numbers: `k + k/4`.
+/// Bytes of a quantised row of `k` numbers: `k + 3k/8`.
 pub const fn q8_row_bytes(k: usize) -> usize {
-    k + k / 4
+    k + k / 8 * 3
 }
 
 /// A quantiser of one row: `x` has a multiple of 32 numbers, `out` has [`q8_row_bytes`] of them.
@@ -43,10 +43,11 @@ pub fn select(isa: Isa) -> QuantizeFn {
 /// # Panics
 /// When the lengths do not fit each other.
 pub fn row(x: &[f32], out: &mut [u8]) {
-    let (codes, scales, sums) = split_row(x.len(), out);
+    let [codes, scales, sums, scaled] = split_row(x.len(), out);
     for (b, block) in x.chunks_exact(Q8_BLOCK).enumerate() {
         let (d, inverse) = scale_of(amax_bits(block));
         scales[4 * b..][..4].copy_from_slice(&d.to_ne_bytes());
+        let mut total = 0i16;
         for (h, half) in block.chunks_exact(16).enumerate() {
             let mut sum = 0i16;
             for (i, v) in half.iter().enumerate() {
@@ -56,17 +57,20 @@ pub fn row(x: &[f32], out: &mut [u8]) {
                 sum += i16::from(q);
             }
             sums[4 * b + 2 * h..][..2].copy_from_slice(&sum.to_ne_bytes());
+            total += sum;
         }
+        scaled[4 * b..][..4].copy_from_slice(&(d * f32::from(total)).to_ne_bytes());
     }
 }
 
-/// The three parts of a row.
-fn split_row(k: usize, out: &mut [u8]) -> (&mut [u8], &mut [u8], &mut [u8]) {
+/// The four parts of a row.
+fn split_row(k: usize, out: &mut [u8]) -> [&mut [u8]; 4] {
     assert!(k.is_multiple_of(Q8_BLOCK), "{k} numbers are not whole blocks of {Q8_BLOCK}");
     assert!(out.len() == q8_row_bytes(k), "a Q8 row of {k} has {} bytes, not {}", q8_row_bytes(k), out.len());
     let (codes, rest) = out.split_at_mut(k);
-    let (scales, sums) = rest.split_at_mut(k / 8);
-    (codes, scales, sums)
+    let (scales, rest) = rest.split_at_mut(k / 8);
+    let (sums, scaled) = rest.split_at_mut(k / 8);
+    [codes, scales, sums, scaled]
 }
 
 /// The largest magnitude as bits: with the sign cleared, the order of floats is the order of their bits,
@@ -96,6 +100,8 @@ pub struct Q8Row<'a> {
     pub scales: &'a [f32],
     /// `[k/16]` sums of 16 consecutive codes.
     pub sums: &'a [i16],
+    /// `[k/32]` products of a block's scale and the sum of its codes, rounded to f32.
+    pub scaled_sums: &'a [f32],
 }
 
 impl<'a> Q8Row<'a> {
@@ -105,11 +111,13 @@ impl<'a> Q8Row<'a> {
             return None;
         }
         let (codes, rest) = bytes.split_at(k);
-        let (scales, sums) = rest.split_at(k / 8);
+        let (scales, rest) = rest.split_at(k / 8);
+        let (sums, scaled_sums) = rest.split_at(k / 8);
         Some(Q8Row {
             codes: bytemuck::cast_slice(codes),
             scales: bytemuck::try_cast_slice(scales).ok()?,
             sums: bytemuck::try_cast_slice(sums).ok()?,
+            scaled_sums: bytemuck::try_cast_slice(scaled_sums).ok()?,
         })
     }
 
@@ -157,6 +165,9 @@ mod tests {
         }
         for (i, half) in q.codes.chunks_exact(16).enumerate() {
             assert_eq!(i32::from(q.sums[i]), half.iter().map(|&c| i32::from(c)).sum::<i32>());
+        }
+        for (b, scaled) in q.scaled_sums.iter().enumerate() {
+            assert_eq!(*scaled, q.scales[b] * f32::from(q.sums[2 * b] + q.sums[2 * b + 1]));
         }
         assert!(q.codes.contains(&127) && q.codes.contains(&-127));
     }

@@ -241,11 +241,15 @@ fn unit_row(codes: &[i8]) -> Activations {
     let stride = x_row_bytes(BlockType::Q8_0, codes.len());
     let mut words = vec![0u32; stride / 4];
     let (head, rest) = bytemuck::cast_slice_mut::<u32, u8>(&mut words).split_at_mut(codes.len());
-    let (scales, sums) = rest.split_at_mut(codes.len() / 8);
+    let (scales, rest) = rest.split_at_mut(codes.len() / 8);
+    let (sums, scaled) = rest.split_at_mut(codes.len() / 8);
     head.copy_from_slice(bytemuck::cast_slice(codes));
     bytemuck::cast_slice_mut::<u8, f32>(scales).fill(1.0);
     for (sum, codes) in bytemuck::cast_slice_mut::<u8, i16>(sums).iter_mut().zip(codes.chunks_exact(16)) {
         *sum = codes.iter().map(|&c| i16::from(c)).sum();
+    }
+    for (sum, codes) in bytemuck::cast_slice_mut::<u8, f32>(scaled).iter_mut().zip(codes.chunks_exact(32)) {
+        *sum = codes.iter().map(|&c| f32::from(c)).sum();
     }
     Activations { words, stride }
 }
@@ -348,7 +352,7 @@ fn packed_sizes() {
 #[test]
 fn packing_in_parts_is_packing() {
     for ty in BlockType::all() {
-        let (n, k) = (35, some_k(ty));
+        let (n, k) = (75, some_k(ty));
         let raw = random_weight(ty, 2, n, k);
         let whole = PackedMatrix::pack(ty, n, k, &raw).unwrap();
         let mut parts = PackedMatrix::zeroed(ty, n, k).unwrap();

@@ -24,7 +24,7 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4 * k,
             DType::F16 | DType::BF16 => 2 * k,
-            DType::Q8 => k + k / 4,
+            DType::Q8 => k + k / 8 * 3,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Matrix products `y[row][o] = sum_c weight[o][c] * x[row][c]` from packed weights.
 //!
-//! In: a [`Job`] (packed weight, activation rows, output rows) and a range of 8-row groups of outputs. Out:
+//! In: a [`Job`] (packed weight, activation rows, output rows) and a range of 16-row groups of outputs. Out:
 //! f32 outputs. Float weights take f32 rows, quantised weights take `Q8` rows (`quantize`). How groups are
 //! shared among threads is the caller's business; packing is in `pack`.
 //!
@@ -12,18 +12,23 @@
 //! (all below 2^24, so their conversion to f32 is exact too):
 //! ```text
 //! acc = fma(scale_w * scale_x,  sum(factor_16 * code_w * code_x), acc)
-//! acc = fma(-(min_w * scale_x), sum(min_factor_16 * sum_16(code_x)), acc)     formats with minima only
+//! acc = fma(-min_w, scale_x * sum(code_x), acc)                               formats with minima
+//! acc = fma(-(min_w * scale_x), sum(min_factor_16 * sum_16(code_x)), acc)     those with a factor of 16 columns instead
 //! ```
 //! `scale_w` is the f32 product of the block's f16 scale and its factor (exact); factors of 16 columns
-//! stay integers, inside of the sum; `min_w` likewise.
+//! stay integers, inside of the sum; `min_w` likewise. The quantiser has rounded `scale_x * sum(code_x)` to f32.
 //!
-//! *Float weights*: four accumulators, column `c` goes to number `c % 4` by fma in ascending order;
-//! the output is `(a0 + a1) + (a2 + a3)`. Where blocks have a scale, a weight is its product with the scale, rounded to
+//! *Float weights*: two accumulators, column `c` goes to number `c % 2` by fma in ascending order; the output is
+//! `a0 + a1`. Where blocks have a scale, a weight is its product with the scale, rounded to
 //! f32: what `decode_row` gives.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::ops::Range;
 
@@ -112,21 +117,21 @@ impl Job<'_> {
         unsafe { (self.x.add(x * self.x_stride), self.y.byte_add(y * self.y_stride)) }
     }
 
-    /// Outputs that group `group` has: 8, fewer in the last one.
+    /// Outputs that group `group` has: 16, fewer in the last one.
     #[inline(always)]
     fn outputs(&self, group: usize) -> usize {
         GROUP.min(self.n - GROUP * group)
     }
 }
 
-/// Computes the outputs of 8-row groups `groups` (within `0..n.div_ceil(8)`) for all rows of the job.
+/// Computes the outputs of 16-row groups `groups` (within `0..n.div_ceil(16)`) for all rows of the job.
 ///
 /// # Safety
 /// * The machine has the instruction set that the function was selected for.
 /// * `weights` is a packed weight of `n` x `k` numbers of the type that the function was selected for.
 /// * Every activation row of the job is readable, and quantised rows have codes in `-127..=127`, which is what
 ///   the quantiser writes; every output row is writable for `n` numbers, and nobody else uses the columns
-///   `8 * groups.start .. 8 * groups.end` of these rows meanwhile.
+///   `16 * groups.start .. 16 * groups.end` of these rows meanwhile.
 pub type MatmulFn = unsafe fn(job: &Job<'_>, groups: Range<usize>);
 
 /// Bytes of an activation row of `k` numbers for this type of weight.
@@ -139,7 +144,9 @@ pub fn select(ty: BlockType, isa: Isa) -> MatmulFn {
     match isa {
         Isa::Scalar => with_format!(ty, quant F => scalar::quant::<F>, float F => scalar::float::<F>),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => with_format!(ty, quant F => avx2::quant::<F>, float F => avx2::float::<F>),
+        Isa::Avx2 => with_format!(ty, quant F => avx2::quant::<F>, float F => avx2::float::<F>),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => with_format!(ty, quant F => avx512::quant::<F>, float F => avx512::float::<F>),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 => select(ty, Isa::Scalar),
     }

@@ -44,15 +44,15 @@ pub(super) unsafe fn quant<F: Format>(job: &Job<'_>, groups: Range<usize>) {
 
 /// Row `r` of a group times an activation row.
 fn quant_dot<F: Format>(group: &[u8], r: usize, x: &[u8], k: usize) -> f32 {
-    let (codes, scales_sums) = x.split_at(k);
-    let (scales, sums) = scales_sums.split_at(k / 8);
+    let (codes, rest) = x.split_at(k);
+    let (scales, rest) = rest.split_at(k / 8);
+    let (sums, scaled_sums) = rest.split_at(k / 8);
     let per_head = F::BLOCKS_PER_HEAD;
     let mut acc = 0f32;
     for b in 0..k / BLOCK {
         let block = &group[b / per_head * F::BLOCK_BYTES..][..F::BLOCK_BYTES];
         let w = row_block::<F>(block, b % per_head, r);
-        let x_scale =
-            f32::from_ne_bytes([scales[4 * b], scales[4 * b + 1], scales[4 * b + 2], scales[4 * b + 3]]);
+        let x_scale = native(scales, b);
         let (mut dot, mut min_dot) = (0, 0);
         for half in 0..2 {
             let columns = 16 * half..16 * half + 16;
@@ -62,8 +62,10 @@ fn quant_dot<F: Format>(group: &[u8], r: usize, x: &[u8], k: usize) -> f32 {
             min_dot += w.min_factors[half] * i32::from(sum);
         }
         acc = (w.scale * x_scale).mul_add(dot as f32, acc);
-        if F::HEAD.has_min() {
-            acc = (-(w.min * x_scale)).mul_add(min_dot as f32, acc);
+        match F::MINIMA {
+            Minima::None => {}
+            Minima::Blocks => acc = (-w.min).mul_add(native(scaled_sums, b), acc),
+            Minima::Halves => acc = (-(w.min * x_scale)).mul_add(min_dot as f32, acc),
         }
     }
     acc
@@ -98,9 +100,14 @@ fn row_block<F: Format>(block: &[u8], i: usize, r: usize) -> RowBlock {
     RowBlock { codes, scale, min, factors, min_factors }
 }
 
-/// The `i`-th f32.
+/// The `i`-th f32 of a weight.
 fn single(bytes: &[u8], i: usize) -> f32 {
     f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+}
+
+/// The `i`-th f32 of an activation row.
+fn native(bytes: &[u8], i: usize) -> f32 {
+    f32::from_ne_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
 }
 
 /// The bits of column `c`'s code, gathered from the planes.
@@ -109,7 +116,7 @@ fn stored_code<F: Format>(codes: &[u8], r: usize, c: usize) -> u8 {
     let (high_plane, low_plane) = codes.split_at(F::HIGH_BYTES);
     let field = |plane: &[u8], bits: usize| {
         let (vector, shift) = place(bits, c / 4);
-        (plane[32 * vector + 4 * r + c % 4] >> shift) & ((1u16 << bits) - 1) as u8
+        (plane[VECTOR * vector + 4 * r + c % 4] >> shift) & ((1u16 << bits) - 1) as u8
     };
     let mut code = field(low_plane, low);
     if F::BITS > low {
@@ -159,7 +166,7 @@ pub(super) unsafe fn float<F: FloatFormat>(job: &Job<'_>, groups: Range<usize>) 
 
 /// Row `r` of a group times an activation row.
 fn float_dot<F: FloatFormat>(group: &[u8], r: usize, x: &[u8]) -> f32 {
-    let mut acc = [0f32; 4];
+    let mut acc = [0f32; 2];
     let blocks = group.chunks_exact(F::BLOCK_BYTES).zip(x.chunks_exact(4 * F::BLOCK));
     for (b, (block, x)) in blocks.enumerate() {
         let (scales, columns) = block.split_at(GROUP * F::SCALE_BYTES);
@@ -169,8 +176,8 @@ fn float_dot<F: FloatFormat>(group: &[u8], r: usize, x: &[u8]) -> f32 {
             if F::SCALE_BYTES > 0 {
                 w *= single(scales, r);
             }
-            acc[c % 4] = w.mul_add(x, acc[c % 4]);
+            acc[c % 2] = w.mul_add(x, acc[c % 2]);
         }
     }
-    (acc[0] + acc[1]) + (acc[2] + acc[3])
+    acc[0] + acc[1]
 }

@@ -1,4 +1,4 @@
-//! Formats that store every number as a float: packing is a transposition of 8 rows.
+//! Formats that store every number as a float: packing is a transposition of 16 rows.
 
 use half::{bf16, f16};
 use minfer_format::decode::e4m3;
@@ -13,7 +13,7 @@ pub(crate) trait FloatFormat {
     const BLOCK: usize = 1;
     /// Bytes of a row's scale.
     const SCALE_BYTES: usize = if Self::BLOCK > 1 { 4 } else { 0 };
-    /// Bytes of a group for one file block: 8 scales, then the numbers.
+    /// Bytes of a group for one file block: 16 scales, then the numbers.
     const BLOCK_BYTES: usize = GROUP * (Self::SCALE_BYTES + Self::BLOCK * Self::BYTES);
 
     /// The number at the start of `bytes` (little endian), exactly, without its scale.
@@ -54,7 +54,7 @@ impl FloatFormat for F8_E4M3 {
     }
 }
 
-/// Packs up to 8 rows (`raw`, `row_bytes` each) into blocks of `[8 scales][columns][8]`; missing rows stay zero.
+/// Packs up to 16 rows (`raw`, `row_bytes` each) into blocks of `[16 scales][columns][16]`; missing rows stay zero.
 pub(super) fn pack_group<F: FloatFormat>(raw: &[u8], row_bytes: usize, out: &mut [u8]) {
     out.fill(0);
     let file_bytes = F::SCALE_BYTES + F::BLOCK * F::BYTES;

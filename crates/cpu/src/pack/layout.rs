@@ -9,6 +9,8 @@ use super::GROUP;
 
 /// Columns that share a scale, and that activations share one for.
 pub(crate) const BLOCK: usize = 32;
+/// Bytes that hold one to four column groups of all rows: see [`Format::LOW_BITS`].
+pub(crate) const VECTOR: usize = 4 * GROUP;
 
 /// How stored codes become the integers of the product.
 #[derive(Clone, Copy)]
@@ -53,12 +55,18 @@ pub(crate) enum Sub {
     PairMin,
 }
 
-impl Head {
-    /// Whether there is a minimum.
-    pub(crate) const fn has_min(self) -> bool {
-        matches!(self, Head::ScaleMin | Head::WideScaleMin)
-    }
+/// What has a minimum of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Minima {
+    /// Nothing.
+    None,
+    /// 32 columns.
+    Blocks,
+    /// 16 columns: factors of a block's minimum.
+    Halves,
+}
 
+impl Head {
     /// Bytes of a row.
     pub(crate) const fn bytes(self) -> usize {
         match self {
@@ -77,6 +85,14 @@ impl Sub {
             Sub::None => 0,
             Sub::Scale => 1,
             Sub::ScaleMin | Sub::Pair | Sub::PairMin => 2,
+        }
+    }
+
+    /// Bytes from one row's to the next one's; a second kind of factor follows the first of all rows.
+    pub(crate) const fn stride(self) -> usize {
+        match self {
+            Sub::ScaleMin => 1,
+            _ => self.bytes(),
         }
     }
 
@@ -99,6 +115,12 @@ pub(crate) trait Format {
     /// What is stored per 32 columns.
     const SUB: Sub;
 
+    /// Its minima.
+    const MINIMA: Minima = match (Self::HEAD, Self::SUB) {
+        (_, Sub::PairMin) => Minima::Halves,
+        (Head::ScaleMin | Head::WideScaleMin, _) => Minima::Blocks,
+        _ => Minima::None,
+    };
     /// 32-column blocks in a file block.
     const BLOCKS_PER_HEAD: usize = Self::TYPE.block_len() / BLOCK;
     /// Bytes of the head of a group: all scales, then all minima.
@@ -108,7 +130,7 @@ pub(crate) trait Format {
     /// Bits of the lower plane of codes.
     ///
     /// Codes are cut into planes of 8, 4, 2 or 1 bits: 6 = 2 + 4, 5 = 1 + 4, 3 = 1 + 2; the plane of the high bits
-    /// comes first. In each plane, byte `4r + i` of a 32-byte vector belongs to row `r`, and to columns
+    /// comes first. In each plane, byte `4r + i` of a [`VECTOR`] belongs to row `r`, and to columns
     /// `4g + i`, `g = 0..8`: an 8-bit plane has a vector per `g`; in a 4-bit plane, vector `v` holds
     /// `g = v` and `v + 4`; in a 2-bit plane, `g = 4v .. 4v + 3`; a 1-bit plane has one vector; bits ascend with `g`.
     const LOW_BITS: usize = match Self::BITS {
@@ -145,7 +167,7 @@ impl FileBlock {
     }
 }
 
-/// In a plane of `bits` bits: which 32-byte vector holds column group `g`, and at which bit.
+/// In a plane of `bits` bits: which [`VECTOR`] holds column group `g`, and at which bit.
 pub(crate) const fn place(bits: usize, g: usize) -> (usize, usize) {
     match bits {
         8 => (g, 0),

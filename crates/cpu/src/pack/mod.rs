@@ -1,13 +1,13 @@
-//! Weights as the matrix kernels read them: groups of 8 output rows, interleaved into one sequential stream.
+//! Weights as the matrix kernels read them: groups of 16 output rows, interleaved into one sequential stream.
 //!
 //! In: the bytes of a weight as they stand in a file (`n` rows of `k` numbers). Out: the same integers and
-//! scales in another order, so that one 256-bit load holds 4 consecutive columns of 8 rows, activations are
-//! broadcast 4 at a time, and no horizontal sums are needed. Nothing is requantised. The products are in
+//! scales in another order, so that one 512-bit load holds 4 consecutive columns of 16 rows (two of 256 bits hold 8 rows
+//! each), activations are broadcast 4 at a time, and no horizontal sums are needed. Nothing is requantised. The products are in
 //! `matmul`; where the bytes come from and who packs in parallel is the caller's business.
 //!
 //! A stream of one group, for `k` numbers a row (the sizes are in `layout`):
-//! * float formats: `[k][8 rows]` numbers as in the file; those with scales, per file block `[scales of 8 rows]` first;
-//! * quantised formats: per file block `[head of 8 rows]`, then per 32 columns `[sub-scales of 8 rows][codes]`.
+//! * float formats: `[k][16 rows]` numbers as in the file; those with scales, per file block `[scales of 16 rows]` first;
+//! * quantised formats: per file block `[head of 16 rows]`, then per 32 columns `[sub-scales of 16 rows][codes]`.
 //!
 //! Rows past `n` in the last group are all zero bytes.
 
@@ -31,7 +31,7 @@ pub(crate) use float::FloatFormat;
 pub(crate) use layout::Format;
 
 /// Output rows that are interleaved.
-pub const GROUP: usize = 8;
+pub const GROUP: usize = 16;
 
 /// Evaluates one of two expressions with the format's type bound to a name: the one table from
 /// [`BlockType`] to code. A new format is a line here and an `impl`.
@@ -83,7 +83,7 @@ pub enum PackError {
         needed: usize,
     },
     /// Groups outside of the matrix.
-    #[error("groups {start}..{end} are outside of a weight with {groups} groups of 8 rows")]
+    #[error("groups {start}..{end} are outside of a weight with {groups} groups of 16 rows")]
     Groups {
         /// First group asked for.
         start: usize,
@@ -100,7 +100,7 @@ pub enum PackError {
     },
 }
 
-/// Bytes of one group of 8 rows; `None` when `k` is not whole blocks or the size overflows.
+/// Bytes of one group of 16 rows; `None` when `k` is not whole blocks or the size overflows.
 pub fn group_bytes(ty: BlockType, k: usize) -> Option<usize> {
     if !k.is_multiple_of(ty.block_len()) {
         return None;
@@ -111,7 +111,7 @@ pub fn group_bytes(ty: BlockType, k: usize) -> Option<usize> {
     (k / ty.block_len()).checked_mul(per_block)
 }
 
-/// Packs the 8-row groups `groups` of a weight of `n` rows x `k` numbers from `raw` (the whole weight, as in
+/// Packs the 16-row groups `groups` of a weight of `n` rows x `k` numbers from `raw` (the whole weight, as in
 /// the file) into `out` (these groups only). Ranges may be packed in parallel.
 ///
 /// # Errors
@@ -216,7 +216,7 @@ impl PackedMatrix {
         self.k
     }
 
-    /// Number of 8-row groups.
+    /// Number of 16-row groups.
     pub fn groups(&self) -> usize {
         self.n.div_ceil(GROUP)
     }

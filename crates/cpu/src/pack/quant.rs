@@ -3,7 +3,7 @@
 use super::layout::*;
 use super::{Format, GROUP};
 
-/// Packs up to 8 rows (`raw`, `row_bytes` each); missing rows stay zero.
+/// Packs up to 16 rows (`raw`, `row_bytes` each); missing rows stay zero.
 pub(super) fn pack_group<F: Format>(raw: &[u8], row_bytes: usize, out: &mut [u8]) {
     out.fill(0);
     let mut block = FileBlock::new();
@@ -37,7 +37,7 @@ fn put_head<F: Format>(block: &FileBlock, r: usize, head: &mut [u8]) {
     }
 }
 
-/// Factors of minima follow those of scales, so that 8 bytes are the factors of 8 rows; pairs stay together.
+/// Factors of minima follow those of scales, so that 16 bytes are the factors of 16 rows; pairs stay together.
 fn put_sub<F: Format>(sub: [u8; 2], r: usize, out: &mut [u8]) {
     match F::SUB {
         Sub::None => {}
@@ -65,7 +65,7 @@ fn put_plane(codes: &[u8], bits: usize, from: usize, r: usize, plane: &mut [u8])
     let mask = ((1u16 << bits) - 1) as u8;
     for (g, four) in codes.chunks_exact(4).enumerate() {
         let (vector, shift) = place(bits, g);
-        let to = &mut plane[32 * vector + 4 * r..][..4];
+        let to = &mut plane[VECTOR * vector + 4 * r..][..4];
         for (to, code) in to.iter_mut().zip(four) {
             *to |= ((code >> from) & mask) << shift;
         }

@@ -10,7 +10,7 @@ use super::{Q8_BLOCK, scale_of, split_row};
 /// The machine must have AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn row(x: &[f32], out: &mut [u8]) {
-    let (codes, scales, sums) = split_row(x.len(), out);
+    let [codes, scales, sums, scaled] = split_row(x.len(), out);
     for (b, block) in x.chunks_exact(Q8_BLOCK).enumerate() {
         let p = block.as_ptr();
         // SAFETY: the block has 32 numbers.
@@ -29,6 +29,7 @@ pub(super) unsafe fn row(x: &[f32], out: &mut [u8]) {
         scales[4 * b..][..4].copy_from_slice(&d.to_ne_bytes());
         sums[4 * b..][..2].copy_from_slice(&low.to_ne_bytes());
         sums[4 * b + 2..][..2].copy_from_slice(&high.to_ne_bytes());
+        scaled[4 * b..][..4].copy_from_slice(&(d * f32::from(low + high)).to_ne_bytes());
     }
 }
 

@@ -1,12 +1,16 @@
-//! 8 outputs of a float weight times 1 or 2 rows of f32.
+//! 16 outputs of a float weight, in two halves, times 1 to 3 rows of f32.
 
 use std::arch::x86_64::*;
 
+use super::unpack::HALF;
 use crate::pack::types::{BF16, F8_E4M3, F16, F32};
 use crate::pack::{FloatFormat, GROUP};
 
 /// A float format that AVX2 can load.
 pub(in crate::matmul) trait FloatLoad: FloatFormat {
+    /// Rows at a time: three of two accumulators of two halves leave four registers for operands.
+    const ROWS: usize = 3;
+
     /// Eight numbers as f32, exactly, without their scales.
     ///
     /// # Safety
@@ -23,6 +27,9 @@ impl FloatLoad for F32 {
 }
 
 impl FloatLoad for F16 {
+    /// The compiler converts ahead of use, and would spill accumulators of a third row for it.
+    const ROWS: usize = 2;
+
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m256 {
         // SAFETY: the caller's promise.
@@ -55,10 +62,6 @@ impl FloatLoad for F8_E4M3 {
     }
 }
 
-/// How far ahead of the reads a single row's weights are fetched, in bytes. Measured on Zen 4 (2026): 512 beats none by
-/// 5 %, and 2048 loses 15 % on one thread.
-const PREFETCH: usize = 512;
-
 /// # Safety
 /// `weights` is one packed group of `k` columns, each of `x` a row of `k` f32 (any alignment), and the code is
 /// inlined into a function with AVX2, FMA and F16C.
@@ -67,71 +70,49 @@ pub(super) unsafe fn group_product<F: FloatLoad, const R: usize>(
     k: usize,
     weights: *const u8,
     x: [*const f32; R],
-) -> [__m256; R] {
+) -> [[__m256; 2]; R] {
     // SAFETY: the loops stay within `k` columns; the rest is the caller's promise.
     unsafe {
-        let mut acc = [[_mm256_setzero_ps(); R]; 4];
-        let (mut p, mut column, mut scale) = (weights, 0, _mm256_setzero_ps());
-        while column + 4 <= k {
+        let mut acc = [[[_mm256_setzero_ps(); 2]; R]; 2];
+        let (mut p, mut column, mut scales) = (weights, 0, [_mm256_setzero_ps(); 2]);
+        while column + 2 <= k {
             if F::SCALE_BYTES > 0 && column.is_multiple_of(F::BLOCK) {
-                scale = _mm256_loadu_ps(p.cast());
+                scales = std::array::from_fn(|half| _mm256_loadu_ps(p.add(4 * HALF * half).cast()));
                 p = p.add(GROUP * F::SCALE_BYTES);
             }
-            if R == 1 {
-                prefetch::<F>(p);
-            }
             for acc in &mut acc {
-                add_column::<F, R>(p, scale, x.map(|x| x.add(column)), acc);
+                add_column::<F, R>(p, scales, x.map(|x| x.add(column)), acc);
                 p = p.add(GROUP * F::BYTES);
                 column += 1;
             }
         }
         // Only numbers without scales leave a rest.
-        for acc in acc.iter_mut().take(k - column) {
-            add_column::<F, R>(p, scale, x.map(|x| x.add(column)), acc);
-            p = p.add(GROUP * F::BYTES);
-            column += 1;
+        if column < k {
+            add_column::<F, R>(p, scales, x.map(|x| x.add(column)), &mut acc[0]);
         }
-        let [a0, a1, a2, a3] = acc;
-        let mut sums = [_mm256_setzero_ps(); R];
-        for r in 0..R {
-            sums[r] = _mm256_add_ps(_mm256_add_ps(a0[r], a1[r]), _mm256_add_ps(a2[r], a3[r]));
-        }
-        sums
+        let sum = |r: usize, half: usize| _mm256_add_ps(acc[0][r][half], acc[1][r][half]);
+        std::array::from_fn(|r| [sum(r, 0), sum(r, 1)])
     }
 }
 
 /// # Safety
-/// As [`group_product`]; `column` points to the 8 numbers of one column, each of `x` to its activation.
+/// As [`group_product`]; `column` points to the 16 numbers of one column, each of `x` to its activation.
 #[inline(always)]
 unsafe fn add_column<F: FloatLoad, const R: usize>(
     column: *const u8,
-    scale: __m256,
+    scales: [__m256; 2],
     x: [*const f32; R],
-    acc: &mut [__m256; R],
+    acc: &mut [[__m256; 2]; R],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut w = F::load(column);
-        if F::SCALE_BYTES > 0 {
-            w = _mm256_mul_ps(w, scale);
-        }
+        let w: [_; 2] = std::array::from_fn(|half| {
+            let w = F::load(column.add(F::BYTES * HALF * half));
+            if F::SCALE_BYTES > 0 { _mm256_mul_ps(w, scales[half]) } else { w }
+        });
         for (acc, x) in acc.iter_mut().zip(x) {
-            *acc = _mm256_fmadd_ps(w, _mm256_set1_ps(x.read_unaligned()), *acc);
+            let x = _mm256_set1_ps(x.read_unaligned());
+            *acc = [_mm256_fmadd_ps(w[0], x, acc[0]), _mm256_fmadd_ps(w[1], x, acc[1])];
         }
-    }
-}
-
-/// Fetches the lines that lie [`PREFETCH`] after four columns. Past the end of the weight this has no effect.
-///
-/// # Safety
-/// None beyond the instruction set.
-#[inline(always)]
-unsafe fn prefetch<F: FloatLoad>(p: *const u8) {
-    let mut line = 0;
-    while line < 4 * GROUP * F::BYTES {
-        // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
-        line += 64;
     }
 }

@@ -1,14 +1,11 @@
-//! 8 outputs of a quantised weight times 1, 2 or 4 quantised rows.
+//! 16 outputs of a quantised weight, in two halves, times 1, 2 or 4 quantised rows.
 
 use std::arch::x86_64::*;
 
 use super::unpack::{Block, head, unpack};
+
 use crate::pack::Format;
 use crate::pack::layout::*;
-
-/// How far ahead of the reads a single row's weights are fetched, in bytes. Measured on Zen 4 (2026): 512 beats none by
-/// 5 %, and 2048 loses 15 % on one thread.
-const PREFETCH: usize = 512;
 
 /// # Safety
 /// `weights` is one packed group of `k` columns, each of `x` a quantised row of `k` numbers, and the code is
@@ -18,22 +15,21 @@ pub(super) unsafe fn group_product<F: Format, const R: usize>(
     k: usize,
     weights: *const u8,
     x: [*const u8; R],
-) -> [__m256; R] {
+) -> [[__m256; 2]; R] {
     // SAFETY: the loops stay within `k` columns; the rest is the caller's promise.
     unsafe {
-        let mut acc = [_mm256_setzero_ps(); R];
+        let mut acc = [[_mm256_setzero_ps(); 2]; R];
         let mut p = weights;
         let mut column = 0;
         while column < k {
-            let scales = head::<F>(p);
+            let scales = [head::<F>(p, 0), head::<F>(p, 1)];
             p = p.add(F::HEAD_BYTES);
             for _ in 0..F::BLOCKS_PER_HEAD {
-                if R == 1 {
-                    prefetch::<F>(p);
-                }
-                let block = unpack::<F>(scales, p);
-                for r in 0..R {
-                    acc[r] = add_block::<F>(&block, x[r], k, column, acc[r]);
+                for half in 0..2 {
+                    let block = unpack::<F>(scales[half], p, half);
+                    for r in 0..R {
+                        acc[r][half] = add_block::<F>(&block, x[r], k, column, acc[r][half]);
+                    }
                 }
                 p = p.add(F::BODY_BYTES);
                 column += BLOCK;
@@ -43,38 +39,30 @@ pub(super) unsafe fn group_product<F: Format, const R: usize>(
     }
 }
 
-/// Fetches the lines that lie [`PREFETCH`] after a block. Past the end of the weight this has no effect.
-///
-/// # Safety
-/// None beyond the instruction set.
-#[inline(always)]
-unsafe fn prefetch<F: Format>(p: *const u8) {
-    let mut line = 0;
-    while line < F::BODY_BYTES {
-        // SAFETY: a prefetch does not access memory architecturally; the address may be anything.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + line).cast()) };
-        line += 64;
-    }
-}
-
 /// Adds the product of 32 columns: the two lines of the definition.
 ///
 /// # Safety
 /// As [`group_product`].
 #[inline(always)]
 unsafe fn add_block<F: Format>(block: &Block, x: *const u8, k: usize, column: usize, acc: __m256) -> __m256 {
-    // SAFETY: a row is `k` codes, `k / 32` f32 scales, `k / 16` i16 sums.
+    // SAFETY: a row is `k` codes, `k / 32` f32 scales, `k / 16` i16 sums, `k / 32` f32 scaled sums.
     unsafe {
         let x_scale = _mm256_set1_ps(x.add(k + column / 8).cast::<f32>().read_unaligned());
         // The sums of both 16 columns, in every lane.
         let sums = _mm256_set1_epi32(x.add(k + k / 8 + column / 8).cast::<i32>().read_unaligned());
         let dot = integer_dot::<F>(block, x.add(column), sums);
         let acc = _mm256_fmadd_ps(_mm256_mul_ps(block.scale, x_scale), _mm256_cvtepi32_ps(dot), acc);
-        if !F::HEAD.has_min() {
-            return acc;
+        match F::MINIMA {
+            Minima::None => acc,
+            Minima::Blocks => {
+                let scaled = x.add(k + k / 4 + column / 8).cast::<f32>().read_unaligned();
+                _mm256_fnmadd_ps(block.min, _mm256_set1_ps(scaled), acc)
+            }
+            Minima::Halves => {
+                let min_dot = _mm256_madd_epi16(sums, block.min_factors);
+                _mm256_fnmadd_ps(_mm256_mul_ps(block.min, x_scale), _mm256_cvtepi32_ps(min_dot), acc)
+            }
         }
-        let min_dot = _mm256_madd_epi16(sums, block.min_factors);
-        _mm256_fnmadd_ps(_mm256_mul_ps(block.min, x_scale), _mm256_cvtepi32_ps(min_dot), acc)
     }
 }
 

@@ -1,9 +1,12 @@
-//! 32 columns of 8 rows of a packed weight, from the stream into registers.
+//! 32 columns of 8 rows of a packed weight, half a group, from the stream into registers.
 
 use std::arch::x86_64::*;
 
 use crate::pack::layout::*;
 use crate::pack::{Format, GROUP};
+
+/// Rows of a register.
+pub(super) const HALF: usize = GROUP / 2;
 
 /// 32 columns of 8 rows. What a format does not have is zero or one, and folds away.
 #[derive(Clone, Copy)]
@@ -22,19 +25,21 @@ pub(super) struct Block {
     pub(super) min_factors: __m256i,
 }
 
-/// Scales and minima of a file block's 8 rows.
+/// Scales and minima of a file block's rows `HALF * half..`.
 ///
 /// # Safety
-/// `p` points to the head of a packed block, and the code is inlined into a function with AVX2 and F16C.
+/// `p` points to the head of a packed block, `half` is 0 or 1, and the code is inlined into a function with AVX2 and
+/// F16C.
 #[inline(always)]
-pub(super) unsafe fn head<F: Format>(p: *const u8) -> (__m256, __m256) {
-    // SAFETY: the head has 8 numbers of each kind.
+pub(super) unsafe fn head<F: Format>(p: *const u8, half: usize) -> (__m256, __m256) {
+    // SAFETY: the head has 16 numbers of each kind.
     unsafe {
+        let at = |bytes: usize, kind: usize| p.add(bytes * (GROUP * kind + HALF * half));
         match F::HEAD {
-            Head::Scale => (halves(p), _mm256_setzero_ps()),
-            Head::ScaleMin => (halves(p), halves(p.add(2 * GROUP))),
-            Head::WideScaleMin => (_mm256_loadu_ps(p.cast()), _mm256_loadu_ps(p.add(4 * GROUP).cast())),
-            Head::Exponent => (exponents(p), _mm256_setzero_ps()),
+            Head::Scale => (halves(at(2, 0)), _mm256_setzero_ps()),
+            Head::ScaleMin => (halves(at(2, 0)), halves(at(2, 1))),
+            Head::WideScaleMin => (_mm256_loadu_ps(at(4, 0).cast()), _mm256_loadu_ps(at(4, 1).cast())),
+            Head::Exponent => (exponents(at(1, 0)), _mm256_setzero_ps()),
         }
     }
 }
@@ -79,16 +84,17 @@ unsafe fn bytes_i(p: *const u8) -> __m256i {
     unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
 }
 
-/// Unpacks the 32 columns at `p` (sub-scales, then codes) under a head.
+/// Unpacks half of the 32 columns at `p` (sub-scales, then codes) under its head.
 ///
 /// # Safety
-/// `p` points to a packed body, and the code is inlined into a function with AVX2.
+/// `p` points to a packed body, `half` is 0 or 1, and the code is inlined into a function with AVX2.
 #[inline(always)]
-pub(super) unsafe fn unpack<F: Format>((scale, min): (__m256, __m256), p: *const u8) -> Block {
+pub(super) unsafe fn unpack<F: Format>((scale, min): (__m256, __m256), p: *const u8, half: usize) -> Block {
     // SAFETY: the caller's promise.
     unsafe {
         let one = _mm256_set1_epi16(1);
-        let codes = values::<F>(stored_codes::<F>(p.add(F::SUB_BYTES)));
+        let codes = values::<F>(stored_codes::<F>(p.add(F::SUB_BYTES + VECTOR / 2 * half)));
+        let p = p.add(F::SUB.stride() * HALF * half);
         let mut block = Block { codes, scale, min, factors: [one; 2], factor_pairs: one, min_factors: one };
         match F::SUB {
             Sub::None => {}
@@ -126,7 +132,7 @@ unsafe fn set_pairs(block: &mut Block, pairs: __m256i) {
 /// The stored codes, gathered from the planes: vector `g` for columns `4g .. 4g + 4`.
 ///
 /// # Safety
-/// `p` points to the codes of a packed body.
+/// `p` points to the codes of a packed body, or half a [`VECTOR`] behind for its second half.
 #[inline(always)]
 unsafe fn stored_codes<F: Format>(p: *const u8) -> [__m256i; 8] {
     // SAFETY: `place` stays within the planes.
@@ -153,7 +159,7 @@ unsafe fn field(plane: *const u8, bits: usize, g: usize, to: usize) -> __m256i {
     let (vector, shift) = place(bits, g);
     // SAFETY: the caller's promise.
     unsafe {
-        let v = _mm256_loadu_si256(plane.add(32 * vector).cast());
+        let v = _mm256_loadu_si256(plane.add(VECTOR * vector).cast());
         if bits == 8 {
             return v;
         }
