@@ -55,8 +55,11 @@ impl FloatFormat for F8_E4M3 {
 }
 
 /// Packs up to 16 rows (`raw`, `row_bytes` each) into blocks of `[16 scales][columns][16]`; missing rows stay zero.
+#[inline(always)]
 pub(super) fn pack_group<F: FloatFormat>(raw: &[u8], row_bytes: usize, out: &mut [u8]) {
-    out.fill(0);
+    if raw.len() < GROUP * row_bytes {
+        out.fill(0);
+    }
     let file_bytes = F::SCALE_BYTES + F::BLOCK * F::BYTES;
     for (r, row) in raw.chunks_exact(row_bytes).enumerate() {
         for (block, out) in row.chunks_exact(file_bytes).zip(out.chunks_exact_mut(F::BLOCK_BYTES)) {

@@ -140,11 +140,30 @@ pub fn pack_into(
     for (group, out) in groups.zip(out.chunks_exact_mut(group_bytes)) {
         let rows = GROUP.min(n - GROUP * group);
         let raw = &raw[GROUP * group * row_bytes..][..rows * row_bytes];
-        with_format!(ty,
-            quant F => quant::pack_group::<F>(raw, row_bytes, out),
-            float F => float::pack_group::<F>(raw, row_bytes, out));
+        pack_group(ty, raw, row_bytes, out);
     }
     Ok(())
+}
+
+/// Packs up to 16 rows. The code is one, compiled for what the machine has; bytes are only moved, so all give the same.
+fn pack_group(ty: BlockType, raw: &[u8], row_bytes: usize, out: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        #[target_feature(enable = "avx2")]
+        fn with_avx2(ty: BlockType, raw: &[u8], row_bytes: usize, out: &mut [u8]) {
+            pack_group_on_any(ty, raw, row_bytes, out)
+        }
+        // SAFETY: the machine has AVX2.
+        return unsafe { with_avx2(ty, raw, row_bytes, out) };
+    }
+    pack_group_on_any(ty, raw, row_bytes, out)
+}
+
+#[inline(always)]
+fn pack_group_on_any(ty: BlockType, raw: &[u8], row_bytes: usize, out: &mut [u8]) {
+    with_format!(ty,
+        quant F => quant::pack_group::<F>(raw, row_bytes, out),
+        float F => float::pack_group::<F>(raw, row_bytes, out))
 }
 
 fn check_length(ty: BlockType, what: &'static str, got: usize, needed: usize) -> Result<(), PackError> {

@@ -78,8 +78,9 @@ impl Pieces {
     }
 
     fn get(&self, i: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(i)?;
         let start = i.checked_sub(1).map_or(0, |before| self.ends[before]);
-        Some(&self.bytes[start..*self.ends.get(i)?])
+        Some(&self.bytes[start..end])
     }
 }
 
