@@ -1,7 +1,7 @@
 //! Packing of quantised formats: one loop for all of them.
 
 use super::layout::*;
-use super::{Format, GROUP};
+use super::{Format, GROUP, prefetch};
 
 /// Packs up to 16 rows (`raw`, `row_bytes` each); missing rows stay zero.
 #[inline(always)]
@@ -13,7 +13,9 @@ pub(super) fn pack_group<F: Format>(raw: &[u8], row_bytes: usize, out: &mut [u8]
     let file_bytes = F::TYPE.block_bytes();
     for (b, out) in out.chunks_exact_mut(F::BLOCK_BYTES).enumerate() {
         for (r, row) in raw.chunks_exact(row_bytes).enumerate() {
-            F::read(&row[b * file_bytes..][..file_bytes], &mut block);
+            let file_block = &row[b * file_bytes..][..file_bytes];
+            prefetch(file_block, GROUP * row_bytes);
+            F::read(file_block, &mut block);
             let (head, bodies) = out.split_at_mut(F::HEAD_BYTES);
             put_head::<F>(&block, r, head);
             for (i, body) in bodies.chunks_exact_mut(F::BODY_BYTES).enumerate() {
