@@ -31,7 +31,7 @@ impl Loading {
 
 impl fmt::Display for Loading {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let read = if self.how.mmap { "" } else { ", read without mapping" };
+        let read = if self.how.mmap { "" } else { ", not mapped" };
         let lock = if self.how.lock { ", locked" } else { "" };
         let bytes = units::bytes(self.bytes);
         write!(f, "weights {}{read}{lock}: {bytes} of memory, loaded in {:.2} s", self.layout(), self.seconds)

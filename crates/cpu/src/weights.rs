@@ -196,7 +196,69 @@ const WHAT: &str = "packed weights";
 
 #[cfg(test)]
 mod tests {
+    use minfer_format::synth;
+
     use super::*;
+    use crate::Isa;
+    use crate::matmul::{Rows, select, x_row_bytes};
+    use crate::quantize;
+    use crate::testing::Rng;
+
+    const N: usize = 3 * GROUP + 5;
+    const ROWS: usize = 3;
+
+    /// Outputs of all groups, `step` at a time.
+    fn outputs(matrix: &Matrix, isa: Isa, x: &[u32], step: usize) -> Vec<u32> {
+        let mut y = vec![0.0f32; ROWS * N];
+        let job = Job {
+            k: matrix.k(),
+            n: N,
+            weights: std::ptr::null(),
+            x: x.as_ptr().cast(),
+            x_stride: x_row_bytes(matrix.ty(), matrix.k()),
+            y: y.as_mut_ptr(),
+            y_stride: 4 * N,
+            rows: Rows::All(ROWS),
+        };
+        let (kernel, mut scratch) = (select(matrix.ty(), isa), PackScratch::default());
+        for start in (0..matrix.groups()).step_by(step) {
+            let groups = start..(start + step).min(matrix.groups());
+            // SAFETY: the sizes are those of the matrix, and the instruction set is available.
+            unsafe { matrix.product(kernel, &job, groups, &mut scratch) }.unwrap();
+        }
+        y.iter().map(|y| y.to_bits()).collect()
+    }
+
+    /// Reference: the same product from packed memory. Tolerance: none, for every type and instruction set.
+    #[test]
+    fn packing_on_the_way_changes_no_bit() {
+        for ty in BlockType::all() {
+            let k = 3 * ty.block_len().max(32);
+            let mut raw = vec![0; N * ty.row_bytes(k).unwrap()];
+            synth::fill_random(ty, 3, 0.1, &mut raw);
+            let mut x = vec![0u32; ROWS * x_row_bytes(ty, k) / 4];
+            for (i, row) in bytemuck::cast_slice_mut(&mut x).chunks_exact_mut(x_row_bytes(ty, k)).enumerate()
+            {
+                let numbers = Rng::new(i as u64).floats(k, 1.0);
+                match ty.is_quantized() {
+                    true => quantize::row(&numbers, row),
+                    false => row.copy_from_slice(bytemuck::cast_slice(&numbers)),
+                }
+            }
+            let packed = Matrix::Packed(PackedMatrix::pack(ty, N, k, &raw).unwrap());
+            let stored = Matrix::as_stored(ty, N, k, AlignedBuf::from(&raw[..]).into()).unwrap();
+            assert_eq!(packed.group_bytes(), stored.group_bytes());
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                let want = outputs(&packed, isa, &x, 4);
+                assert!(want.iter().any(|&bits| bits != 0));
+                for step in [1, 3] {
+                    assert_eq!(outputs(&stored, isa, &x, step), want, "{ty}, {}, {step}", isa.name());
+                }
+            }
+            let short = AlignedBuf::from(&raw[1..]).into();
+            assert!(Matrix::as_stored(ty, N, k, short).is_none());
+        }
+    }
 
     #[test]
     fn parts_of_regions_are_apart_and_go_with_their_weights() {

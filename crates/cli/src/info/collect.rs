@@ -202,8 +202,7 @@ fn tokenizer(model: &Checkpoint) -> Result<Option<Tokenizer>, EngineError> {
 
 fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> Result<MemoryUse, Failure> {
     let on_cpu = |repack: bool| -> Result<u64, Failure> {
-        let weights =
-            WeightOptions { repack, mmap: !matches!(model, Checkpoint::Shape(_)), ..Default::default() };
+        let weights = WeightOptions { repack, ..WeightOptions::default() };
         let devices = cpu_devices_with(Some(1), weights)?;
         let bytes = |(w, how): (WeightId, WeightUse)| {
             devices.iter().filter_map(|d| d.weight_bytes(&graph.weights[w.index()], how)).sum::<u64>()
