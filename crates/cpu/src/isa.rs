@@ -11,11 +11,14 @@ pub enum Isa {
     Avx2,
     /// The same with AVX-512 F, BW, DQ, VL and VNNI: kernels of its own where they pay, those of AVX2 elsewhere.
     Avx512,
+    /// AVX-512 with AMX tiles of int8 (Intel, from Sapphire Rapids on) for products of many rows. Linux only: a process
+    /// asks the system for the use of tiles.
+    Amx,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The fastest instruction set of this machine.
     pub fn detect() -> Isa {
@@ -41,8 +44,14 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => {
+                Isa::Avx512.is_available() && amx::processor_has_tiles() && amx::system_allows_tiles()
+            }
+            #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+            Isa::Amx => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
         }
     }
 
@@ -52,6 +61,27 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx {
+    use std::arch::x86_64::__cpuid_count;
+
+    /// AMX-TILE and AMX-INT8 of CPUID leaf 7 (Intel SDM, volume 2, CPUID).
+    pub(super) fn processor_has_tiles() -> bool {
+        let needed = 1 << 24 | 1 << 25;
+        __cpuid_count(7, 0).edx & needed == needed
+    }
+
+    /// Asks Linux for the tile registers, whose state is large, for this process and its threads
+    /// (`Documentation/arch/x86/xstate.rst`). It may be asked any number of times.
+    pub(super) fn system_allows_tiles() -> bool {
+        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_long = 18;
+        // SAFETY: the call only changes what this process may use; unknown requests are answered with an error.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
     }
 }

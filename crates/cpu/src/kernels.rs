@@ -134,6 +134,11 @@ impl Kernels {
             Isa::Scalar => Some(Kernels::scalar()),
             Isa::Avx2 => Kernels::avx2(),
             Isa::Avx512 => Kernels::avx512(),
+            // Tiles serve matrix products only.
+            Isa::Amx => {
+                let kernels = Kernels::avx512()?;
+                Isa::Amx.is_available().then_some(Kernels { isa: Isa::Amx, ..kernels })
+            }
         }
     }
 

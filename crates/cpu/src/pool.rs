@@ -51,7 +51,7 @@ impl Worker<'_> {
     /// Every worker must call it the same number of times. If another worker has failed, this unwinds,
     /// so that [`Pool::run`] can report the failure.
     pub fn barrier(&self) {
-        self.shared.barrier.wait();
+        self.shared.barrier.wait(self.index);
     }
 
     /// The part of `0..len` that belongs to this worker when split evenly in units of `unit`.
@@ -246,7 +246,7 @@ impl Shared {
     fn work(&self, index: usize, task: &(dyn Fn(&Worker<'_>) + Sync)) {
         let worker = Worker { index, count: self.count, shared: self };
         match catch_unwind(AssertUnwindSafe(|| task(&worker))) {
-            Ok(()) => self.barrier.leave(),
+            Ok(()) => self.barrier.leave(index),
             Err(payload) => {
                 let failure = PoolPanicked { worker: index, message: panic_text(payload.as_ref()) };
                 let secondary = payload.is::<BarrierBroken>();

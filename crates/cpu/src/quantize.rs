@@ -28,9 +28,9 @@ pub fn select(isa: Isa) -> QuantizeFn {
     match isa {
         Isa::Scalar => row,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => avx2::row,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => avx2::row,
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => row,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => row,
     }
 }
 

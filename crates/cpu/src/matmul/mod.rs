@@ -147,7 +147,9 @@ pub fn select(ty: BlockType, isa: Isa) -> MatmulFn {
         Isa::Avx2 => with_format!(ty, quant F => avx2::quant::<F>, float F => avx2::float::<F>),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => with_format!(ty, quant F => avx512::quant::<F>, float F => avx512::float::<F>),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => with_format!(ty, quant F => avx512::amx::quant::<F>, float F => avx512::float::<F>),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => select(ty, Isa::Scalar),
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => select(ty, Isa::Scalar),
     }
 }

@@ -10,8 +10,8 @@ use super::Job;
 /// Activations that stay in the L2 cache while the weights stream by once: half of a small L2 (512 KiB).
 const TILE_BYTES: usize = 256 << 10;
 
-/// Calls `tile(weights of the group, group, first row, rows)` for all groups and rows, `rows` being `most` or 4, 2, 1
-/// at the end: row tiles outside, so that weights stream once per row tile, and a group's weights stay in L1 over the
+/// Calls `tile(weights of the group, group, first row, rows)` for all groups and rows, `rows` being `most` or 8, 4, 2,
+/// 1 at the end: row tiles outside, so that weights stream once per row tile, and a group's weights stay in L1 over the
 /// rows of a tile.
 ///
 /// # Safety
@@ -37,6 +37,7 @@ pub(super) unsafe fn for_tiles(
             while row < end {
                 let rows = match end - row {
                     left if left >= most => most,
+                    8.. => 8,
                     4.. => 4,
                     2..=3 => 2,
                     _ => 1,

@@ -8,6 +8,7 @@
 //! The `inline(always)` functions here use vector instructions but do not enable them: they are only ever
 //! inlined into [`quant`] and [`float`], which do.
 
+pub(super) mod amx;
 mod float;
 mod quant;
 mod unpack;

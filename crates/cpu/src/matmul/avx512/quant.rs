@@ -42,12 +42,41 @@ pub(super) unsafe fn group_product<F: Format, const R: usize>(
 /// As [`group_product`].
 #[inline(always)]
 unsafe fn add_block<F: Format>(block: &Block, x: *const u8, k: usize, column: usize, acc: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sums = sums(x, k, column);
+        let dot = integer_dot::<F>(block, x.add(column), sums);
+        add_dot::<F>(block, dot, sums, x, k, column, acc)
+    }
+}
+
+/// The sums of both 16 columns, in every lane.
+///
+/// # Safety
+/// As [`group_product`].
+#[inline(always)]
+pub(super) unsafe fn sums(x: *const u8, k: usize, column: usize) -> __m512i {
+    // SAFETY: see `add_dot`.
+    unsafe { _mm512_set1_epi32(x.add(k + k / 8 + column / 8).cast::<i32>().read_unaligned()) }
+}
+
+/// Adds the integers of 32 columns, as scales and minima weigh them.
+///
+/// # Safety
+/// As [`group_product`].
+#[inline(always)]
+pub(super) unsafe fn add_dot<F: Format>(
+    block: &Block,
+    dot: __m512i,
+    sums: __m512i,
+    x: *const u8,
+    k: usize,
+    column: usize,
+    acc: __m512,
+) -> __m512 {
     // SAFETY: a row is `k` codes, `k / 32` f32 scales, `k / 16` i16 sums, `k / 32` f32 scaled sums.
     unsafe {
         let x_scale = _mm512_set1_ps(x.add(k + column / 8).cast::<f32>().read_unaligned());
-        // The sums of both 16 columns, in every lane.
-        let sums = _mm512_set1_epi32(x.add(k + k / 8 + column / 8).cast::<i32>().read_unaligned());
-        let dot = integer_dot::<F>(block, x.add(column), sums);
         let acc = _mm512_fmadd_ps(_mm512_mul_ps(block.scale, x_scale), _mm512_cvtepi32_ps(dot), acc);
         match F::MINIMA {
             Minima::None => acc,
@@ -79,6 +108,18 @@ unsafe fn integer_dot<F: Format>(block: &Block, x: *const u8, sums: __m512i) -> 
         }
         let first = (0..4).fold(offset_dot(sums, [offset, 0]), add);
         let last = (4..8).fold(offset_dot(sums, [0, offset]), add);
+        weigh(block, [first, last])
+    }
+}
+
+/// The dots of both 16 columns times their factors.
+///
+/// # Safety
+/// None beyond the instruction set.
+#[inline(always)]
+pub(super) unsafe fn weigh(block: &Block, [first, last]: [__m512i; 2]) -> __m512i {
+    // SAFETY: no memory is accessed.
+    unsafe {
         let [first_factor, last_factor] = block.factors;
         _mm512_add_epi32(_mm512_mullo_epi32(first, first_factor), _mm512_mullo_epi32(last, last_factor))
     }
@@ -89,7 +130,7 @@ unsafe fn integer_dot<F: Format>(block: &Block, x: *const u8, sums: __m512i) -> 
 /// # Safety
 /// None beyond the instruction set.
 #[inline(always)]
-unsafe fn offset_dot(sums: __m512i, [first, last]: [i16; 2]) -> __m512i {
+pub(super) unsafe fn offset_dot(sums: __m512i, [first, last]: [i16; 2]) -> __m512i {
     // SAFETY: no memory is accessed.
     unsafe {
         if first == 0 && last == 0 {

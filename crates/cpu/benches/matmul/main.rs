@@ -1,11 +1,13 @@
 //! What the matrix kernels reach on this machine.
 //!
-//! `cargo bench -p minfer-cpu --bench matmul [-- avx2] [TYPE...]` prints, for each format,
-//! * one activation row (decode): GB/s of packed weights that do not fit any cache, by 1 and 2 threads, beside
+//! `cargo bench -p minfer-cpu --bench matmul [-- TYPE...]` prints, for each format,
+//! * one activation row (decode): GB/s of packed weights that do not fit any cache, by one and by all threads, beside
 //!   the plain read bandwidth measured in alternation, since bandwidth of shared machines changes by the second;
-//! * 512 rows (prefill): GOP/s, two operations for each product and sum;
+//! * 512 rows (prefill): GOP/s, two operations for each product and sum, and the share of the measured peak of the
+//!   instruction set, int8 for quantised weights and f32 for floats;
 //!
-//! and how long the pool takes for an empty run and for a barrier. Each figure is median (best) of the rounds.
+//! and how long the pool takes for an empty run and for a barrier. Each figure is median (best) of the rounds. A name
+//! of an instruction set among the arguments (`avx2`) runs its kernels instead of the machine's best.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -14,13 +16,17 @@ use std::time::Instant;
 use minfer_cpu::Isa;
 use minfer_cpu::matmul::{Job, Rows, select, x_row_bytes};
 use minfer_cpu::pack::{AlignedBytes, GROUP, PackedMatrix};
-use minfer_cpu::pool::Pool;
+use minfer_cpu::pool::{Pool, default_threads};
 use minfer_cpu::quantize;
 use minfer_format::{BlockType, synth};
 
+mod limits;
+
+use limits::{Peak, peak, read_all};
+
 const K: usize = 2048;
-/// Weights of a decode measurement, in bytes: eight times the largest cache here.
-const WORKING_SET: usize = 288 << 20;
+/// Weights of a decode measurement, in bytes: more than any cache holds.
+const WORKING_SET: usize = 1 << 30;
 const ROUNDS: usize = 9;
 const PREFILL_ROWS: usize = 512;
 
@@ -31,17 +37,24 @@ fn main() -> Outcome<()> {
     let named = wanted.iter().find_map(|w| Isa::ALL.into_iter().find(|isa| isa.name() == w));
     let isa = named.filter(|isa| isa.is_available()).unwrap_or(Isa::detect());
     let wanted: Vec<String> = wanted.into_iter().filter(|w| w != isa.name()).collect();
-    let pools = [Pool::new(1)?, Pool::new(2)?];
+    let pools = [Pool::new(1)?, Pool::new(default_threads())?];
+    let peaks = [peak(isa, &pools[0])?, peak(isa, &pools[1])?];
+    let threads = pools[1].threads();
     println!("kernels: {}", isa.name());
+    for (Peak { int8, float }, pool) in peaks.iter().zip(&pools) {
+        println!(
+            "peak of {} threads: {:.0} GOP/s int8, {:.0} GFLOP/s f32",
+            pool.threads(),
+            int8 / 1e9,
+            float / 1e9
+        );
+    }
     pool_latency(&pools[1])?;
     let mut memory = AlignedBytes::zeroed(WORKING_SET).ok_or("no memory for the working set")?;
+    println!("{:8}| {:^31} | {:^31} | {:^41}", "threads", 1, threads, format!("1 and {threads}"));
     println!(
-        "{:8}| {:^31} | {:^31} | {:^27}",
-        "", "1 thread, 1 row: GB/s", "2 threads, 1 row: GB/s", "512 rows: GOP/s"
-    );
-    println!(
-        "{:8}| {:^15} {:^15} | {:^15} {:^15} | {:^13} {:^13}",
-        "", "weights", "read", "weights", "read", "1", "2"
+        "{:8}| {:^15} {:^15} | {:^15} {:^15} | {:^41}",
+        "", "1 row: GB/s", "read", "1 row: GB/s", "read", "512 rows: GOP/s and share of peak"
     );
     for ty in BlockType::all() {
         if !wanted.is_empty() && !wanted.iter().any(|w| w.eq_ignore_ascii_case(ty.name())) {
@@ -54,8 +67,10 @@ fn main() -> Outcome<()> {
             print!("| {:15} {:15} ", weights.to_string(), read.to_string());
         }
         print!("|");
-        for pool in &pools {
-            print!(" {:13}", prefill(ty, isa, pool, &memory)?.to_string());
+        for (pool, peak) in pools.iter().zip(&peaks) {
+            let rates = prefill(ty, isa, pool, &memory)?;
+            let share = 1e11 * rates.median() / if ty.is_quantized() { peak.int8 } else { peak.float };
+            print!(" {:15} {share:3.0} %", rates.to_string());
         }
         println!();
     }
@@ -65,11 +80,21 @@ fn main() -> Outcome<()> {
 /// Median and best of some rates.
 struct Rates(Vec<f64>);
 
-impl std::fmt::Display for Rates {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Rates {
+    fn sorted(&self) -> Vec<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
-        write!(f, "{:.1} ({:.1})", sorted[sorted.len() / 2], sorted[sorted.len() - 1])
+        sorted
+    }
+
+    fn median(&self) -> f64 {
+        self.sorted()[self.0.len() / 2]
+    }
+}
+
+impl std::fmt::Display for Rates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1} ({:.1})", self.median(), self.sorted()[self.0.len() - 1])
     }
 }
 
@@ -156,21 +181,6 @@ fn decode(ty: BlockType, isa: Isa, pool: &Pool, memory: &AlignedBytes, n: usize)
         weights.push(bytes as f64 / 1e9 / run(pool, isa, ty, n, 1, memory, &x)?);
     }
     Ok((Rates(weights), Rates(read)))
-}
-
-/// Seconds to read all bytes and add them up as words.
-fn read_all(pool: &Pool, bytes: &[u8]) -> Outcome<f64> {
-    let start = Instant::now();
-    pool.run(&|w| {
-        let mut sums = [0u64; 16];
-        for line in bytes[w.share(bytes.len(), 4096)].chunks_exact(128) {
-            for (sum, word) in sums.iter_mut().zip(bytemuck::cast_slice::<u8, u64>(line)) {
-                *sum = sum.wrapping_add(*word);
-            }
-        }
-        black_box(sums);
-    })?;
-    Ok(start.elapsed().as_secs_f64())
 }
 
 /// Many activation rows with a weight of 2048 rows.
