@@ -7,10 +7,11 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::quant::{add_dot, offset_dot, sums, weigh};
-use super::unpack::{head, offset, unpack};
+use super::unpack::{Block, Scales, head, offset, unpack};
 use super::{quant_rows, store_rows};
 use crate::matmul::Job;
 use crate::matmul::tiles::for_tiles;
@@ -88,6 +89,17 @@ struct Dots([[i32; GROUP]; ROWS]);
 #[repr(align(64))]
 struct Codes([[u8; VECTOR]; 8]);
 
+/// Blocks whose integers are under way: the vector registers work on a block while tiles work on the next ones, since
+/// what a tile stores is readable only some hundred cycles later.
+const PENDING: usize = 4;
+
+/// A block between the tiles and the vector registers.
+struct Pending {
+    codes: Codes,
+    dots: [Dots; 2],
+    scales: Scales,
+}
+
 /// # Safety
 /// As [`crate::matmul::MatmulFn`]; rows `row .. row + 16` and the group exist; `weights` are the group's; the tiles are
 /// configured.
@@ -98,47 +110,89 @@ unsafe fn tile_rows<F: Format>(job: &Job<'_>, weights: *const u8, group: usize, 
         let rows: [_; ROWS] = std::array::from_fn(|r| job.row(row + r));
         let x = rows.map(|(x, _)| x);
         let step = even_step(&x);
-        let (mut acc, k) = ([_mm512_setzero_ps(); ROWS], job.k);
-        let mut codes = Codes([[0; VECTOR]; 8]);
-        let mut dots = [const { Dots([[0; GROUP]; ROWS]) }; 2];
-        let mut gathered = [[0u8; BLOCK]; ROWS];
-        let (mut p, mut column) = (weights, 0);
-        while column < k {
-            let scales = head::<F>(p);
-            p = p.add(F::HEAD_BYTES);
-            for _ in 0..F::BLOCKS_PER_HEAD {
-                let block = unpack::<F>(scales, p);
-                for (to, codes) in codes.0.iter_mut().zip(block.codes) {
-                    _mm512_store_si512(to.as_mut_ptr().cast(), codes);
+        let mut acc = [_mm512_setzero_ps(); ROWS];
+        let mut pending: [MaybeUninit<Pending>; PENDING] = [const { MaybeUninit::uninit() }; PENDING];
+        let (mut p, blocks) = (weights, job.k / BLOCK);
+        let mut scales = (_mm512_setzero_ps(), _mm512_setzero_ps());
+        for b in 0..blocks + PENDING - 1 {
+            if b < blocks {
+                if b % F::BLOCKS_PER_HEAD == 0 {
+                    scales = head::<F>(p);
+                    p = p.add(F::HEAD_BYTES);
                 }
-                let (left, step) = match step {
-                    Some(step) => (x[0].add(column), step),
-                    None => {
-                        for (to, x) in gathered.iter_mut().zip(x) {
-                            std::ptr::copy_nonoverlapping(x.add(column), to.as_mut_ptr(), BLOCK);
-                        }
-                        (gathered.as_ptr().cast(), BLOCK as isize)
-                    }
-                };
-                multiply::<F>(left, step, &codes, &mut dots);
-                for r in 0..ROWS {
-                    let sums = sums(x[r], k, column);
-                    let dot = |d: usize| _mm512_load_si512(dots[d].0[r].as_ptr().cast());
-                    let offset = -offset::<F>();
-                    let dot = if F::SUB.is_pair() {
-                        let first = _mm512_add_epi32(dot(0), offset_dot(sums, [offset, 0]));
-                        let last = _mm512_add_epi32(dot(1), offset_dot(sums, [0, offset]));
-                        weigh(&block, [first, last])
-                    } else {
-                        _mm512_add_epi32(dot(0), offset_dot(sums, [offset; 2]))
-                    };
-                    acc[r] = add_dot::<F>(&block, dot, sums, x[r], k, column, acc[r]);
-                }
+                start::<F>(unpack::<F>(scales, p), &x, step, BLOCK * b, pending[b % PENDING].as_mut_ptr());
                 p = p.add(F::BODY_BYTES);
-                column += BLOCK;
+            }
+            if let Some(b) = b.checked_sub(PENDING - 1) {
+                // Started PENDING - 1 turns ago, so every field is written.
+                finish::<F>(pending[b % PENDING].as_ptr(), &x, job.k, BLOCK * b, &mut acc);
             }
         }
         store_rows(job, group, rows.map(|(_, y)| y), acc);
+    }
+}
+
+/// Hands a block to the tiles.
+///
+/// # Safety
+/// `x` are rows of at least `column + 32` codes, `step` bytes apart if there is one; the tiles are configured for `F`.
+#[inline(always)]
+unsafe fn start<F: Format>(
+    block: Block,
+    x: &[*const u8; ROWS],
+    step: Option<isize>,
+    column: usize,
+    pending: *mut Pending,
+) {
+    // SAFETY: the caller's promise; only whole fields are written.
+    unsafe {
+        let codes = &raw mut (*pending).codes;
+        for (g, block) in block.codes.iter().enumerate() {
+            _mm512_store_si512((&raw mut (*codes).0[g]).cast(), *block);
+        }
+        (&raw mut (*pending).scales).write(block.scales);
+        let dots = &raw mut (*pending).dots;
+        match step {
+            Some(step) => multiply::<F>(x[0].add(column), step, codes, dots),
+            None => {
+                let mut gathered = [[0u8; BLOCK]; ROWS];
+                for (to, x) in gathered.iter_mut().zip(x) {
+                    std::ptr::copy_nonoverlapping(x.add(column), to.as_mut_ptr(), BLOCK);
+                }
+                multiply::<F>(gathered.as_ptr().cast(), BLOCK as isize, codes, dots);
+            }
+        }
+    }
+}
+
+/// Adds a block's integers to the sums of all rows.
+///
+/// # Safety
+/// `pending` was started with the same rows and column.
+#[inline(always)]
+unsafe fn finish<F: Format>(
+    pending: *const Pending,
+    x: &[*const u8; ROWS],
+    k: usize,
+    column: usize,
+    acc: &mut [__m512; ROWS],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scales = &(*pending).scales;
+        let offset = -offset::<F>();
+        for r in 0..ROWS {
+            let sums = sums(x[r], k, column);
+            let dot = |d: usize| _mm512_load_si512((&raw const (*pending).dots[d].0[r]).cast());
+            let dot = if F::SUB.is_pair() {
+                let first = _mm512_add_epi32(dot(0), offset_dot(sums, [offset, 0]));
+                let last = _mm512_add_epi32(dot(1), offset_dot(sums, [0, offset]));
+                weigh(scales, [first, last])
+            } else {
+                _mm512_add_epi32(dot(0), offset_dot(sums, [offset; 2]))
+            };
+            acc[r] = add_dot::<F>(scales, dot, sums, x[r], k, column, acc[r]);
+        }
     }
 }
 
@@ -152,9 +206,10 @@ fn even_step(x: &[*const u8; ROWS]) -> Option<isize> {
 /// Products of 32 columns: in one sum, or in two of 16 columns where these have factors of their own.
 ///
 /// # Safety
-/// `x` points to 16 rows of 32 codes, `step` bytes apart; the tiles are configured for `F`.
+/// `x` points to 16 rows of 32 codes, `step` bytes apart; `codes` may be read, `dots` written; the tiles are configured
+/// for `F`.
 #[inline(always)]
-unsafe fn multiply<F: Format>(x: *const u8, step: isize, codes: &Codes, dots: &mut [Dots; 2]) {
+unsafe fn multiply<F: Format>(x: *const u8, step: isize, codes: *const Codes, dots: *mut [Dots; 2]) {
     // SAFETY: the caller's promise; codes and dots have the sizes that the tiles are configured for.
     unsafe {
         asm!(
@@ -165,9 +220,9 @@ unsafe fn multiply<F: Format>(x: *const u8, step: isize, codes: &Codes, dots: &m
             "tilestored [{dots} + {line}], tmm0",
             x = in(reg) x,
             step = in(reg) step,
-            codes = in(reg) &raw const codes.0,
+            codes = in(reg) &raw const (*codes).0,
             line = in(reg) 64usize,
-            dots = in(reg) &raw mut dots[0],
+            dots = in(reg) &raw mut (*dots)[0],
             out("tmm0") _, out("tmm1") _, out("tmm2") _,
             options(nostack)
         );
@@ -180,9 +235,9 @@ unsafe fn multiply<F: Format>(x: *const u8, step: isize, codes: &Codes, dots: &m
                 "tilestored [{dots} + {line}], tmm3",
                 x = in(reg) x.add(BLOCK / 2),
                 step = in(reg) step,
-                codes = in(reg) &raw const codes.0[4],
+                codes = in(reg) &raw const (*codes).0[4],
                 line = in(reg) 64usize,
-                dots = in(reg) &raw mut dots[1],
+                dots = in(reg) &raw mut (*dots)[1],
                 out("tmm3") _, out("tmm4") _, out("tmm5") _,
                 options(nostack)
             );

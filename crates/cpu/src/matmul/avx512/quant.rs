@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::unpack::{Block, head, offset, unpack};
+use super::unpack::{Block, Scales, head, offset, unpack};
 use crate::pack::Format;
 use crate::pack::layout::*;
 
@@ -46,7 +46,7 @@ unsafe fn add_block<F: Format>(block: &Block, x: *const u8, k: usize, column: us
     unsafe {
         let sums = sums(x, k, column);
         let dot = integer_dot::<F>(block, x.add(column), sums);
-        add_dot::<F>(block, dot, sums, x, k, column, acc)
+        add_dot::<F>(&block.scales, dot, sums, x, k, column, acc)
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) unsafe fn sums(x: *const u8, k: usize, column: usize) -> __m512i {
 /// As [`group_product`].
 #[inline(always)]
 pub(super) unsafe fn add_dot<F: Format>(
-    block: &Block,
+    scales: &Scales,
     dot: __m512i,
     sums: __m512i,
     x: *const u8,
@@ -77,16 +77,16 @@ pub(super) unsafe fn add_dot<F: Format>(
     // SAFETY: a row is `k` codes, `k / 32` f32 scales, `k / 16` i16 sums, `k / 32` f32 scaled sums.
     unsafe {
         let x_scale = _mm512_set1_ps(x.add(k + column / 8).cast::<f32>().read_unaligned());
-        let acc = _mm512_fmadd_ps(_mm512_mul_ps(block.scale, x_scale), _mm512_cvtepi32_ps(dot), acc);
+        let acc = _mm512_fmadd_ps(_mm512_mul_ps(scales.scale, x_scale), _mm512_cvtepi32_ps(dot), acc);
         match F::MINIMA {
             Minima::None => acc,
             Minima::Blocks => {
                 let scaled = x.add(k + k / 4 + column / 8).cast::<f32>().read_unaligned();
-                _mm512_fnmadd_ps(block.min, _mm512_set1_ps(scaled), acc)
+                _mm512_fnmadd_ps(scales.min, _mm512_set1_ps(scaled), acc)
             }
             Minima::Halves => {
-                let min_dot = _mm512_madd_epi16(sums, block.min_factors);
-                _mm512_fnmadd_ps(_mm512_mul_ps(block.min, x_scale), _mm512_cvtepi32_ps(min_dot), acc)
+                let min_dot = _mm512_madd_epi16(sums, scales.min_factors);
+                _mm512_fnmadd_ps(_mm512_mul_ps(scales.min, x_scale), _mm512_cvtepi32_ps(min_dot), acc)
             }
         }
     }
@@ -108,7 +108,7 @@ unsafe fn integer_dot<F: Format>(block: &Block, x: *const u8, sums: __m512i) -> 
         }
         let first = (0..4).fold(offset_dot(sums, [offset, 0]), add);
         let last = (4..8).fold(offset_dot(sums, [0, offset]), add);
-        weigh(block, [first, last])
+        weigh(&block.scales, [first, last])
     }
 }
 
@@ -117,10 +117,10 @@ unsafe fn integer_dot<F: Format>(block: &Block, x: *const u8, sums: __m512i) -> 
 /// # Safety
 /// None beyond the instruction set.
 #[inline(always)]
-pub(super) unsafe fn weigh(block: &Block, [first, last]: [__m512i; 2]) -> __m512i {
+pub(super) unsafe fn weigh(scales: &Scales, [first, last]: [__m512i; 2]) -> __m512i {
     // SAFETY: no memory is accessed.
     unsafe {
-        let [first_factor, last_factor] = block.factors;
+        let [first_factor, last_factor] = scales.factors;
         _mm512_add_epi32(_mm512_mullo_epi32(first, first_factor), _mm512_mullo_epi32(last, last_factor))
     }
 }

@@ -6,11 +6,18 @@ use crate::pack::Format;
 use crate::pack::GROUP;
 use crate::pack::layout::*;
 
-/// 32 columns of 16 rows. What a format does not have is zero or one, and folds away.
+/// 32 columns of 16 rows.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     /// Lane `r` of vector `g` holds the unsigned codes of row `r`, columns `4g .. 4g + 4`: [`offset`] too large.
     pub(super) codes: [__m512i; 8],
+    pub(super) scales: Scales,
+}
+
+/// What the integers of 32 columns of 16 rows are weighed with. What a format does not have is zero or one, and folds
+/// away.
+#[derive(Clone, Copy)]
+pub(super) struct Scales {
     /// f32 scale of each row.
     pub(super) scale: __m512,
     /// f32 minimum of each row.
@@ -97,28 +104,28 @@ pub(super) unsafe fn unpack<F: Format>((scale, min): (__m512, __m512), p: *const
     unsafe {
         let one = _mm512_set1_epi32(1);
         let codes = values::<F>(stored_codes::<F>(p.add(F::SUB_BYTES)));
-        let mut block = Block { codes, scale, min, factors: [one; 2], min_factors: one };
+        let mut scales = Scales { scale, min, factors: [one; 2], min_factors: one };
         match F::SUB {
             Sub::None => {}
-            Sub::Scale => block.scale = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(bytes_i(p))),
+            Sub::Scale => scales.scale = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(bytes_i(p))),
             Sub::ScaleMin => {
-                block.scale = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(bytes_u(p)));
-                block.min = _mm512_mul_ps(min, _mm512_cvtepi32_ps(bytes_u(p.add(GROUP))));
+                scales.scale = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(bytes_u(p)));
+                scales.min = _mm512_mul_ps(min, _mm512_cvtepi32_ps(bytes_u(p.add(GROUP))));
             }
             Sub::Pair => {
                 let pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast()));
                 let first = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs));
-                block.factors = [first, _mm512_srai_epi32::<16>(pairs)];
+                scales.factors = [first, _mm512_srai_epi32::<16>(pairs)];
             }
             Sub::PairMin => {
                 let both = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.cast()));
                 let pairs = _mm512_and_si512(both, _mm512_set1_epi16(15));
                 let first = _mm512_and_si512(pairs, _mm512_set1_epi32(15));
-                block.factors = [first, _mm512_srli_epi32::<16>(pairs)];
-                block.min_factors = _mm512_srli_epi16::<4>(both);
+                scales.factors = [first, _mm512_srli_epi32::<16>(pairs)];
+                scales.min_factors = _mm512_srli_epi16::<4>(both);
             }
         }
-        block
+        Block { codes, scales }
     }
 }
 
