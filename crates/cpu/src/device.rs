@@ -121,7 +121,6 @@ impl CpuDevice {
             }
         });
         run.map_err(|e| DeviceError::Failed(e.to_string()))?;
-        drop(work);
         // Once more: reading a part maps some pages of its neighbours.
         data.release();
         let error = error.into_inner().unwrap_or_else(PoisonError::into_inner);

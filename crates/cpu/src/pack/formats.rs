@@ -28,7 +28,7 @@ fn add_fifth_bits(qh: &[u8], codes: &mut [u32]) {
     let bits = u32::from_le_bytes([qh[0], qh[1], qh[2], qh[3]]);
     for (g, code) in codes[..8].iter_mut().enumerate() {
         // The product has four copies of the four bits, 7 apart, so that bit `i` of them is also bit `8i`.
-        let spread = (bits >> (4 * g) & 15) * 0x0020_4081 & four(1);
+        let spread = ((bits >> (4 * g) & 15) * 0x0020_4081) & four(1);
         *code |= spread << 4;
     }
 }

@@ -102,7 +102,7 @@ fn byte_level(meta: &Metadata, vocab: &Arc<Vocab>, pre: &Pre) -> Result<Parts, E
 /// The pairs of "left right" strings; of equal pairs the first counts.
 fn merges(merges: &[String], vocab: &Vocab) -> Result<HashMap<(u32, u32), Merge>, Error> {
     let mut pairs = HashMap::with_capacity(merges.len());
-    let mut both = String::new();
+    let (mut both, mut next) = (String::new(), 0);
     for (index, merge) in merges.iter().enumerate() {
         let refused = |reason| Error::Merge { index, merge: merge.clone(), reason };
         // A left side may be a space itself, so the separator is not the first character.
@@ -114,9 +114,12 @@ fn merges(merges: &[String], vocab: &Vocab) -> Result<HashMap<(u32, u32), Merge>
         };
         both.clear();
         both.extend([left, right]);
-        let Some(result) = vocab.text_id(&both) else {
+        // Most vocabularies are in the order of their merges, and looking at the next token is faster than searching.
+        let guess = Some(next).filter(|&id| vocab.text(id) == Some(&both) && !vocab.kind(id).is_special());
+        let Some(result) = guess.or_else(|| vocab.text_id(&both)) else {
             return Err(refused("makes a token that is not in the vocabulary"));
         };
+        next = result + 1;
         pairs.entry((left_id, right_id)).or_insert(Merge { rank: index as u32, result });
     }
     Ok(pairs)
