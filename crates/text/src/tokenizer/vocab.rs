@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn equal_texts_and_nothing_at_all_are_refused() {
         let vocab = |texts: &[&'static str]| {
-            Vocab::new(texts.to_vec().into_iter().map(|text| (text, Kind::Normal)), Encoding::ByteLevel)
+            Vocab::new(texts.iter().copied().map(|text| (text, Kind::Normal)), Encoding::ByteLevel)
         };
         assert!(matches!(vocab(&["a", "b", "a"]), Err(Error::DuplicateToken { first: 0, second: 2, .. })));
         assert!(matches!(vocab(&[""]), Err(Error::EmptyVocab)));
