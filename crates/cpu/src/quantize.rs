@@ -17,20 +17,22 @@ pub const fn q8_row_bytes(k: usize) -> usize {
     k + k / 8 * 3
 }
 
-/// A quantiser of one row: `x` has a multiple of 32 numbers, `out` has [`q8_row_bytes`] of them.
+/// A quantiser of whole blocks of a row: `x` belongs at block `first` of the row `out`, which has `k` numbers. Workers may
+/// share a row by its blocks.
 ///
 /// # Safety
-/// The machine must have the instruction set that the function was selected for. (Lengths are checked.)
-pub type QuantizeFn = unsafe fn(x: &[f32], out: &mut [u8]);
+/// The machine must have the instruction set that the function was selected for. `x` and `k` are whole blocks of 32,
+/// the blocks lie within the row, `out` is writable for [`q8_row_bytes`]`(k)`, and nobody else uses these blocks.
+pub type QuantizeFn = unsafe fn(x: &[f32], first: usize, k: usize, out: *mut u8);
 
 /// The quantiser for an instruction set; all give the same bytes.
 pub fn select(isa: Isa) -> QuantizeFn {
     match isa {
-        Isa::Scalar => row,
+        Isa::Scalar => blocks,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => avx2::row,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => avx2::blocks,
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => row,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => blocks,
     }
 }
 
@@ -43,34 +45,44 @@ pub fn select(isa: Isa) -> QuantizeFn {
 /// # Panics
 /// When the lengths do not fit each other.
 pub fn row(x: &[f32], out: &mut [u8]) {
-    let [codes, scales, sums, scaled] = split_row(x.len(), out);
+    let k = x.len();
+    assert!(k.is_multiple_of(Q8_BLOCK), "{k} numbers are not whole blocks of {Q8_BLOCK}");
+    assert!(out.len() == q8_row_bytes(k), "a Q8 row of {k} has {} bytes, not {}", q8_row_bytes(k), out.len());
+    // SAFETY: the lengths fit, and the row is borrowed mutably.
+    unsafe { blocks(x, 0, k, out.as_mut_ptr()) }
+}
+
+/// [`row`] for some of its blocks. See [`QuantizeFn`].
+///
+/// # Safety
+/// As [`QuantizeFn`].
+unsafe fn blocks(x: &[f32], first: usize, k: usize, out: *mut u8) {
     for (b, block) in x.chunks_exact(Q8_BLOCK).enumerate() {
-        let (d, inverse) = scale_of(amax_bits(block));
-        scales[4 * b..][..4].copy_from_slice(&d.to_ne_bytes());
-        let mut total = 0i16;
-        for (h, half) in block.chunks_exact(16).enumerate() {
-            let mut sum = 0i16;
-            for (i, v) in half.iter().enumerate() {
-                // A zero inverse marks a block without codes; its numbers may be NaN.
-                let q = if inverse == 0.0 { 0 } else { (v * inverse).round_ties_even() as i8 };
-                codes[32 * b + 16 * h + i] = q as u8;
-                sum += i16::from(q);
-            }
-            sums[4 * b + 2 * h..][..2].copy_from_slice(&sum.to_ne_bytes());
-            total += sum;
+        let (scale, inverse) = scale_of(amax_bits(block));
+        // A zero inverse marks a block without codes; its numbers may be NaN.
+        let code = |v: &f32| if inverse == 0.0 { 0 } else { (v * inverse).round_ties_even() as i8 };
+        let codes: [i8; Q8_BLOCK] = std::array::from_fn(|i| code(&block[i]));
+        let sums = [0, 16].map(|half| codes[half..half + 16].iter().map(|&q| i16::from(q)).sum());
+        // SAFETY: the caller's promise.
+        unsafe {
+            out.add(Q8_BLOCK * (first + b)).cast::<[i8; Q8_BLOCK]>().write(codes);
+            put_scales(scale, sums, first + b, k, out);
         }
-        scaled[4 * b..][..4].copy_from_slice(&(d * f32::from(total)).to_ne_bytes());
     }
 }
 
-/// The four parts of a row.
-fn split_row(k: usize, out: &mut [u8]) -> [&mut [u8]; 4] {
-    assert!(k.is_multiple_of(Q8_BLOCK), "{k} numbers are not whole blocks of {Q8_BLOCK}");
-    assert!(out.len() == q8_row_bytes(k), "a Q8 row of {k} has {} bytes, not {}", q8_row_bytes(k), out.len());
-    let (codes, rest) = out.split_at_mut(k);
-    let (scales, rest) = rest.split_at_mut(k / 8);
-    let (sums, scaled) = rest.split_at_mut(k / 8);
-    [codes, scales, sums, scaled]
+/// Writes what a row keeps of block `b` beside its codes.
+///
+/// # Safety
+/// Block `b` lies within the row `out` of `k` numbers, and nobody else uses it.
+#[inline(always)]
+unsafe fn put_scales(scale: f32, sums: [i16; 2], b: usize, k: usize, out: *mut u8) {
+    // SAFETY: the caller's promise; the three parts of 4 bytes a block follow the codes.
+    unsafe {
+        out.add(k + 4 * b).cast::<f32>().write_unaligned(scale);
+        out.add(k + k / 8 + 4 * b).cast::<[i16; 2]>().write_unaligned(sums);
+        out.add(k + k / 4 + 4 * b).cast::<f32>().write_unaligned(scale * f32::from(sums[0] + sums[1]));
+    }
 }
 
 /// The largest magnitude as bits: with the sign cleared, the order of floats is the order of their bits,
@@ -213,7 +225,7 @@ mod tests {
                 let (mut a, mut b) = (aligned(k), aligned(k));
                 row(&x, bytemuck::cast_slice_mut(&mut a));
                 // SAFETY: only available instruction sets are tried.
-                unsafe { select(isa)(&x, bytemuck::cast_slice_mut(&mut b)) };
+                unsafe { select(isa)(&x, 0, k, b.as_mut_ptr().cast()) };
                 assert_eq!(a, b, "{isa:?}, seed {seed}");
             }
         }

@@ -16,6 +16,7 @@ use super::products::{ExpertRows, ExpertsStep, HeadsStep, MatmulStep};
 use super::recurrent::{ConvScratch, ConvStep, DeltaScratch, DeltaStep, StateSlots};
 use super::rows::{Extra, GatherStep, RowStep, scratch_len};
 use super::sparse::{PageTables, PoolStep, SelectScratch, SelectStep, SharedScores, SparseStep};
+use super::swiglu::SwiGluStep;
 use super::{CpuProgram, Entry, Loc, PerWorker, Step};
 use crate::attention::{AttendShape, Scratch};
 use crate::device::Shared;
@@ -51,6 +52,7 @@ impl Compiler<'_> {
     fn step(&self, node: &Node) -> Result<Box<dyn Step>, DeviceError> {
         match &node.op {
             Op::MatMul => self.matmul(node),
+            Op::SwiGluQuantize => self.swiglu(node),
             Op::GroupedMatMul => self.experts(node),
             Op::HeadMatMul => self.heads(node),
             Op::Attend(a) => self.attend(node, a),
@@ -111,6 +113,17 @@ impl Compiler<'_> {
             last: first.last(),
             scratch: self.per_worker(|| vec![0.0; scratch]),
             op: node.op.clone(),
+        }))
+    }
+
+    fn swiglu(&self, node: &Node) -> Result<Box<dyn Step>, DeviceError> {
+        let k = self.graph().ty(node.inputs[0]).shape.last();
+        Ok(Box::new(SwiGluStep {
+            gate: self.loc(node.inputs[0])?,
+            up: self.loc(node.inputs[1])?,
+            out: self.loc(node.outputs[0])?,
+            k,
+            scratch: self.per_worker(|| vec![0.0; k]),
         }))
     }
 

@@ -14,6 +14,7 @@ mod recurrent;
 mod rows;
 mod sparse;
 mod streams;
+mod swiglu;
 
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, PoisonError};

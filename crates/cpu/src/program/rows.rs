@@ -94,11 +94,6 @@ impl<'a> Row<'a> {
                     k.rms_norm(sum, n.group, self.vector(), n.eps, self.out(1));
                 }
                 Op::Quantize => self.quantize(self.f32(0)),
-                Op::SwiGluQuantize => {
-                    let x = self.f32(0);
-                    k.swiglu(x, self.f32(1), &mut scratch[..x.len()]);
-                    self.quantize(&scratch[..x.len()]);
-                }
                 Op::Reshape(_) => self.out::<f32>(0).copy_from_slice(self.f32(0)),
                 Op::Concat => self.concat(),
                 Op::BiasAdd => k.add(self.f32(0), self.vector(), self.out(0)),
@@ -141,6 +136,7 @@ impl<'a> Row<'a> {
                 | Op::StreamMix(_)
                 | Op::HyperMix(_) => self.rearrange(),
                 Op::MatMul
+                | Op::SwiGluQuantize
                 | Op::GroupedMatMul
                 | Op::HeadMatMul
                 | Op::Attend(_)
@@ -194,7 +190,7 @@ impl<'a> Row<'a> {
         unsafe {
             let out: &mut [u8] = self.out(0);
             for (x, out) in x.chunks_exact(last).zip(out.chunks_exact_mut(q8_row_bytes(last))) {
-                (self.run.quantize)(x, out);
+                (self.run.quantize)(x, 0, last, out.as_mut_ptr());
             }
         }
     }
@@ -347,6 +343,7 @@ pub(super) fn is_row_op(op: &Op) -> bool {
     !matches!(
         op,
         Op::MatMul
+            | Op::SwiGluQuantize
             | Op::GroupedMatMul
             | Op::HeadMatMul
             | Op::Attend(_)
@@ -365,7 +362,7 @@ pub(super) fn is_row_op(op: &Op) -> bool {
 /// Floats of scratch that a row of this op takes.
 pub(super) fn scratch_len(op: &Op, width: usize) -> usize {
     match op {
-        Op::RmsNormQuantize(_) | Op::SwiGluQuantize | Op::ExpertWeights(_) => width,
+        Op::RmsNormQuantize(_) | Op::ExpertWeights(_) => width,
         Op::Router(_) => 2 * width,
         _ => 0,
     }

@@ -1,35 +1,32 @@
-//! Quantising a row with AVX2; the same bytes as the scalar definition.
+//! Quantising blocks with AVX2; the same bytes as the scalar definition.
 
 use std::arch::x86_64::*;
 
-use super::{Q8_BLOCK, scale_of, split_row};
+use super::{Q8_BLOCK, put_scales, scale_of};
 
-/// [`super::row`] with AVX2.
+/// [`super::blocks`] with AVX2.
 ///
 /// # Safety
-/// The machine must have AVX2.
+/// As [`super::QuantizeFn`].
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn row(x: &[f32], out: &mut [u8]) {
-    let [codes, scales, sums, scaled] = split_row(x.len(), out);
+pub(super) unsafe fn blocks(x: &[f32], first: usize, k: usize, out: *mut u8) {
     for (b, block) in x.chunks_exact(Q8_BLOCK).enumerate() {
         let p = block.as_ptr();
         // SAFETY: the block has 32 numbers.
         let v: [__m256; 4] = unsafe { std::array::from_fn(|i| _mm256_loadu_ps(p.add(8 * i))) };
-        let (d, inverse) = scale_of(amax_bits(v));
+        let (scale, inverse) = scale_of(amax_bits(v));
         let q = if inverse == 0.0 { _mm256_setzero_si256() } else { quantize(v, inverse) };
         // Codes -> sums of 2 -> sums of 4 -> one sum of 16 in every 32-bit lane of a half.
         let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
         let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         let eights = _mm256_add_epi32(fours, _mm256_shuffle_epi32::<0b10_11_00_01>(fours));
         let all = _mm256_add_epi32(eights, _mm256_shuffle_epi32::<0b01_00_11_10>(eights));
-        let (low, high) = (_mm256_extract_epi32::<0>(all) as i16, _mm256_extract_epi32::<4>(all) as i16);
-        let code_block = &mut codes[Q8_BLOCK * b..][..Q8_BLOCK];
-        // SAFETY: the slice has 32 bytes.
-        unsafe { _mm256_storeu_si256(code_block.as_mut_ptr().cast(), q) };
-        scales[4 * b..][..4].copy_from_slice(&d.to_ne_bytes());
-        sums[4 * b..][..2].copy_from_slice(&low.to_ne_bytes());
-        sums[4 * b + 2..][..2].copy_from_slice(&high.to_ne_bytes());
-        scaled[4 * b..][..4].copy_from_slice(&(d * f32::from(low + high)).to_ne_bytes());
+        let sums = [_mm256_extract_epi32::<0>(all) as i16, _mm256_extract_epi32::<4>(all) as i16];
+        // SAFETY: the caller's promise.
+        unsafe {
+            _mm256_storeu_si256(out.add(Q8_BLOCK * (first + b)).cast(), q);
+            put_scales(scale, sums, first + b, k, out);
+        }
     }
 }
 
