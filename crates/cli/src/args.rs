@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use minfer_engine::KvFormat;
+use minfer_runtime::WeightOptions;
 
 use crate::speculation::Speculation;
 
@@ -46,6 +47,22 @@ pub(crate) struct DeviceArgs {
     /// Copy between devices with waiting, for comparison (also MINFER_SYNC_COPIES=1)
     #[arg(long)]
     pub(crate) sync_copies: bool,
+    /// Read weights into memory instead of mapping their files
+    #[arg(long)]
+    pub(crate) no_mmap: bool,
+    /// Keep the weights in memory: the system may neither swap them out nor drop them
+    #[arg(long)]
+    pub(crate) mlock: bool,
+    /// Leave weights on the CPU as they are in the file and bring them into the kernels' layout for every product:
+    /// loads at once and takes little memory of its own, but is slower. Results stay the same, bit for bit
+    #[arg(long)]
+    pub(crate) no_repack: bool,
+}
+
+impl DeviceArgs {
+    pub(crate) fn weights(&self) -> WeightOptions {
+        WeightOptions { mmap: !self.no_mmap, lock: self.mlock, repack: !self.no_repack }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

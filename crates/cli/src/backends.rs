@@ -41,7 +41,7 @@ struct OpenDevice {
 }
 
 pub(crate) fn backends(args: &BackendsArgs, context: &Context) -> Result<(), Failure> {
-    let options = OpenOptions { threads: None, disabled: context.environment.disabled.clone() };
+    let options = OpenOptions { disabled: context.environment.disabled.clone(), ..OpenOptions::default() };
     let devices = context.registry.open(&Fence::all(), &options)?;
     let report = Report {
         backends: DeviceKind::ALL.iter().map(|&kind| backend(kind, &context.registry, &options)).collect(),

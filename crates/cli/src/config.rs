@@ -4,8 +4,9 @@ use std::env;
 use std::ffi::OsString;
 use std::sync::Arc;
 
+use minfer_format::Reading;
 use minfer_graph::DeviceKind;
-use minfer_runtime::{Device, Fence, OpenOptions, Registry};
+use minfer_runtime::{Device, Fence, OpenOptions, Registry, WeightOptions};
 
 use crate::args::DeviceArgs;
 use crate::error::Failure;
@@ -56,6 +57,8 @@ pub(crate) struct Backends {
     /// Kinds on which every node must land; empty: anywhere.
     pub(crate) require: Vec<DeviceKind>,
     pub(crate) sync_copies: bool,
+    /// How weights are kept.
+    pub(crate) weights: WeightOptions,
 }
 
 impl Backends {
@@ -70,7 +73,13 @@ impl Backends {
             disabled: environment.disabled.clone(),
             require: required(&args.require_device, registry)?,
             sync_copies: args.sync_copies || environment.sync_copies,
+            weights: args.weights(),
         })
+    }
+
+    /// How files are read.
+    pub(crate) fn reading(&self) -> Reading {
+        if self.weights.mmap { Reading::Mapped } else { Reading::Plain }
     }
 
     /// Opens the devices, most preferred first. A named or required one that is not available is refused.
@@ -79,7 +88,7 @@ impl Backends {
         registry: &Registry,
         threads: Option<usize>,
     ) -> Result<Vec<Arc<dyn Device>>, Failure> {
-        let options = OpenOptions { threads, disabled: self.disabled.clone() };
+        let options = OpenOptions { threads, disabled: self.disabled.clone(), weights: self.weights };
         for &kind in &self.require {
             registry.count(kind, &options)?;
         }

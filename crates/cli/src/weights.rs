@@ -29,7 +29,13 @@ pub(crate) fn read_per_step(placed: &Placed, hyper: &Hyper, batch: usize) -> Opt
                 continue;
             }
             let decl = &placed.graph.weights[w.index()];
-            let bytes = placed.devices[split.device].weight_bytes(decl, how)? as f64;
+            let bytes = match (how, placed.devices[split.device].weight_bytes(decl, how)?) {
+                // A few rows of a table.
+                (WeightUse::Rows, _) => 0,
+                // It is read where it lies in the file.
+                (_, 0) => decl.bytes()? as u64,
+                (_, bytes) => bytes,
+            } as f64;
             let share = match (how, &hyper.experts) {
                 (WeightUse::Experts, Some(_)) if batch > 1 => return None,
                 (WeightUse::Experts, Some(e)) => e.used as f64 / e.count.max(1) as f64,

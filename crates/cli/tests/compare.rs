@@ -50,7 +50,8 @@ fn bench(program: &Path, more: &[&str]) -> Command {
 
 /// Without the line that debug builds print.
 fn errors(said: &Said) -> String {
-    said.err.lines().filter(|l| !l.starts_with("this is a debug build")).collect::<Vec<_>>().join("\n")
+    let notes = ["this is a debug build", "weights repacked: "];
+    said.err.lines().filter(|l| !notes.iter().any(|n| l.starts_with(n))).collect::<Vec<_>>().join("\n")
 }
 
 #[track_caller]

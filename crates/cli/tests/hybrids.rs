@@ -44,12 +44,12 @@ n-gram table  per_layer_token_embd.weight: 320001536 rows, 95.4 GiB that stay on
 draft head    yes: multi-token prediction, one token after another (run --speculate)
 parameters    179.6 B, 51.2 B of them in the n-gram table, 2.6 B in the draft head; a token is computed with 6.7 B
 tokenizer     none
-weights       233.2 GiB in memory on the CPU
+weights       233.2 GiB in memory on the CPU, repacked (9.8 MiB with --no-repack)
 KV per token  24.8 KiB in f16, 49.5 KiB in f32
 KV in all     2.4 GiB in f16, 4.7 GiB in f32 at 100000 tokens
 recurrent     112.6 MiB per sequence, whatever its length
 windows       12.0 KiB in f16, 24.0 KiB in f32 per sequence, whatever its length
-in all        235.6 GiB with f16, 238.0 GiB with f32: weights and one such sequence
+in all        235.7 GiB with f16, 238.0 GiB with f32: weights and one such sequence
 ";
     assert_eq!(text("qwen3.8-flash-next:bf16", "100000"), want);
     let info = info("qwen3.8-flash-next:bf16", "1000");

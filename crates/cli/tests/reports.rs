@@ -131,6 +131,10 @@ fn bench_as_json() {
         assert!(mean > 0.0 && (mean - (samples[0] + samples[1]) / 2.0).abs() < 1e-6 * mean, "{row}");
         assert!(row["stddev"].as_f64().unwrap() >= 0.0);
         assert_eq!((&row["device"], &row["kv"]), (&"cpu".into(), &"f16".into()));
+        assert_eq!(row["weights"], "repacked");
+        assert!(
+            row["weight_bytes"].as_u64().unwrap() > 20_000_000 && row["load_seconds"].as_f64().unwrap() > 0.0
+        );
         assert_eq!(row["model"], "minfer-nano (built in)");
         assert!(
             row["model_bytes"].as_u64().unwrap() > 30_000_000

@@ -49,6 +49,41 @@ fn the_same_model_by_path_and_on_any_number_of_threads() {
     answers(&said(minfer(&["run", "--kv", "f32", SUM])), ANSWER);
 }
 
+/// However weights are kept, the answer is the same, and one line more says how.
+#[test]
+fn ways_of_keeping_weights() {
+    let path = nano_path();
+    let run = |flags: &[&str]| {
+        let args = [&["run", "-m", path.to_str().unwrap()], flags, &[SUM]].concat();
+        said(minfer(&args))
+    };
+    for (flags, said) in [
+        (&["--no-repack"][..], "weights as in the file: "),
+        (&["--no-mmap"], "weights repacked, not mapped: "),
+        (&["--no-repack", "--no-mmap"], "weights as in the file, not mapped: "),
+    ] {
+        let kept = run(flags);
+        answers(&kept, ANSWER);
+        let first = kept.err.lines().next().unwrap();
+        assert!(
+            first.starts_with(said) && first.ends_with(" s") && first.contains(" of memory, "),
+            "{first}"
+        );
+        assert_eq!(kept.err.lines().count(), 2, "{}", kept.err);
+    }
+    // Not every machine lets a process lock 31 MB; then the error says which limit it is, and what to do.
+    let locked = run(&["--mlock"]);
+    match locked.code {
+        Some(0) => assert!(locked.err.starts_with("weights repacked, locked: "), "{}", locked.err),
+        _ => {
+            assert_eq!((locked.code, locked.err.lines().count()), (Some(1), 1), "{}", locked.err);
+            for part in ["RLIMIT_MEMLOCK", "ulimit -l unlimited", "leave out --mlock"] {
+                assert!(locked.err.contains(part), "{part:?} is not in {}", locked.err);
+            }
+        }
+    }
+}
+
 #[test]
 fn the_prompt_from_stdin() {
     answers(&said_with_stdin(minfer(&["run"]), format!("{SUM}\n").as_bytes()), ANSWER);

@@ -7,15 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use minfer_format::{BlockType, TensorBytes, decode_row};
-use minfer_graph::{DeviceId, DeviceKind, Graph, Node, WeightDecl, WeightUse};
+use minfer_graph::{DeviceId, DeviceKind, Graph, Node, WeightDecl, WeightMap, WeightUse};
 use minfer_runtime::{
     Arena, Descriptor, Device, DeviceError, KvFormat, Memory, OpenOptions, Program, ProgramSpec, Speed,
-    StateBuffer, StateSpec, Unavailable, WaitError, WeightHandle,
+    StateBuffer, StateSpec, Unavailable, WaitError, WeightHandle, WeightOptions,
 };
 
 use crate::memory::CpuArena;
-use crate::pack::{GROUP, PackedMatrix, group_bytes, pack_into};
+use crate::pack::{GROUP, PackError, PackedMatrix, group_bytes, pack_into};
 use crate::pool::{Pool, default_threads};
+use crate::program::PerWorker;
+use crate::weights::{CpuWeight, Matrix, PackScratch, WeightMemory};
 use crate::{Isa, Kernels, program, state, topology_text};
 
 /// The descriptor for the registry.
@@ -29,7 +31,7 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 
 fn open(options: &OpenOptions) -> Result<Arc<dyn Device>, Unavailable> {
     let threads = options.threads.unwrap_or_else(default_threads);
-    let device = CpuDevice::new(threads, Isa::detect());
+    let device = CpuDevice::with_weights(threads, Isa::detect(), options.weights);
     device.map(|d| Arc::new(d) as Arc<dyn Device>).map_err(|e| Unavailable(e.to_string()))
 }
 
@@ -38,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) isa: Isa,
     pub(crate) kernels: Kernels,
+    /// For weights that are packed on the way; a worker's own during a run.
+    pub(crate) pack_scratch: PerWorker<PackScratch>,
     stream: Mutex<()>,
 }
 
@@ -52,6 +56,8 @@ impl Shared {
 /// The host's processor.
 pub struct CpuDevice {
     shared: Arc<Shared>,
+    weights: WeightOptions,
+    memory: WeightMemory,
 }
 
 impl CpuDevice {
@@ -62,64 +68,119 @@ impl CpuDevice {
     pub fn new(threads: usize, isa: Isa) -> std::io::Result<CpuDevice> {
         let lacking = || std::io::Error::other(format!("this machine cannot run {} kernels", isa.name()));
         let kernels = Kernels::for_isa(isa).ok_or_else(lacking)?;
-        let shared = Shared { pool: Pool::new(threads)?, isa, kernels, stream: Mutex::new(()) };
-        Ok(CpuDevice { shared: Arc::new(shared) })
+        let pool = Pool::new(threads)?;
+        let pack_scratch = PerWorker::new(pool.threads(), PackScratch::default);
+        let shared = Shared { pool, isa, kernels, pack_scratch, stream: Mutex::new(()) };
+        let memory = WeightMemory::new(false);
+        Ok(CpuDevice { shared: Arc::new(shared), weights: WeightOptions::default(), memory })
     }
 
-    /// Packs `n` rows of `k` numbers on all threads.
-    fn pack(&self, ty: BlockType, n: usize, k: usize, raw: &[u8]) -> Result<PackedMatrix, DeviceError> {
-        let failed = |e: crate::pack::PackError| DeviceError::Failed(e.to_string());
-        let mut packed = PackedMatrix::zeroed(ty, n, k).map_err(|e| match e {
-            crate::pack::PackError::Memory { bytes } => out_of_memory(bytes, "a packed weight"),
-            e => failed(e),
-        })?;
-        // Some 256 KiB at a time: enough to amortise the lock, small enough to balance.
-        let chunk = (256 * 1024 / group_bytes(ty, k).unwrap_or(1).max(1)).max(1);
-        let bytes = group_bytes(ty, k).unwrap_or(0) * chunk;
+    /// The same with a choice of how weights are kept.
+    ///
+    /// # Errors
+    /// As [`CpuDevice::new`].
+    pub fn with_weights(threads: usize, isa: Isa, weights: WeightOptions) -> std::io::Result<CpuDevice> {
+        Ok(CpuDevice { weights, memory: WeightMemory::new(weights.lock), ..CpuDevice::new(threads, isa)? })
+    }
+
+    /// Packs a stack of matrices of `n` rows of `k` numbers on all threads.
+    fn pack(&self, shape: Shape, data: &TensorBytes) -> Result<Vec<PackedMatrix>, DeviceError> {
+        let Shape { ty, count, n, k } = shape;
+        let failed = |e: PackError| DeviceError::Failed(e.to_string());
+        let (Some(row_bytes), Some(bytes), Some(group)) =
+            (ty.row_bytes(k), PackedMatrix::packed_bytes(ty, n, k), group_bytes(ty, k))
+        else {
+            return Err(failed(PackError::Shape { ty, n, k }));
+        };
+        let matrix = |_| PackedMatrix::in_memory(ty, n, k, self.memory.take(bytes)?).map_err(failed);
+        let mut packed = (0..count).map(matrix).collect::<Result<Vec<_>, _>>()?;
         if bytes == 0 {
             return Ok(packed);
         }
-        let groups = n.div_ceil(GROUP);
-        let work = Mutex::new(packed.bytes_mut().chunks_mut(bytes).enumerate());
+        // Some 256 KiB at a time: enough to amortise the lock, small enough to balance.
+        let chunk = (256 * 1024 / group).max(1);
+        let parts = packed.iter_mut().enumerate().flat_map(|(m, matrix)| {
+            let parts = matrix.bytes_mut().chunks_mut(group * chunk).enumerate();
+            parts.map(move |(part, out)| (m, part * chunk, out))
+        });
+        let work = Mutex::new(parts);
         let error = Mutex::new(None);
+        data.expect();
         let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
         let run = self.shared.pool.run(&|_| {
-            while let Some((i, out)) = next() {
-                let range = i * chunk..((i + 1) * chunk).min(groups);
-                if let Err(e) = pack_into(ty, n, k, raw, range, out) {
+            while let Some((m, first, out)) = next() {
+                let groups = first..first + out.len() / group;
+                let rows = GROUP * groups.start..(GROUP * groups.end).min(n);
+                let at = |row: usize| (m * n + row) * row_bytes;
+                // What has been packed need not be in memory twice.
+                let Some(raw) = data.slice(at(rows.start)..at(rows.end)) else { continue };
+                if let Err(e) = pack_into(ty, rows.len(), k, &raw, 0..groups.len(), out) {
                     error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
                 }
+                raw.release();
             }
         });
         run.map_err(|e| DeviceError::Failed(e.to_string()))?;
+        // Once more: reading a part maps some pages of its neighbours.
+        data.release();
         let error = error.into_inner().unwrap_or_else(PoisonError::into_inner);
         error.map_or(Ok(packed), |e| Err(failed(e)))
     }
+
+    /// Matrices for products, packed or as in the file.
+    fn matrices(&self, decl: &WeightDecl, data: TensorBytes) -> Result<Vec<Matrix>, DeviceError> {
+        let unfit = || DeviceError::Unsupported(format!("'{}' of shape {:?}", decl.name, decl.shape));
+        let shape = Shape::of(decl).ok_or_else(unfit)?;
+        if self.weights.repack {
+            return Ok(self.pack(shape, &data)?.into_iter().map(Matrix::Packed).collect());
+        }
+        let data = self.kept(data)?;
+        let size = data.len() / shape.count.max(1);
+        let matrix = |i: usize| {
+            let bytes = data.slice(i * size..(i + 1) * size)?;
+            Matrix::as_stored(shape.ty, shape.n, shape.k, bytes)
+        };
+        (0..shape.count).map(|i| matrix(i).ok_or_else(unfit)).collect()
+    }
+
+    /// Bytes that stay as they are in the file, locked if that is wanted.
+    fn kept(&self, data: TensorBytes) -> Result<TensorBytes, DeviceError> {
+        match self.weights.lock {
+            true => data.locked().map_err(|e| DeviceError::Failed(e.to_string())),
+            false => Ok(data),
+        }
+    }
+
+    /// What a weight that stays as in the file takes. Pages of a mapped file are the system's, which can drop and
+    /// reread them; what is joined from several tensors or computed is a copy.
+    fn stored_bytes(&self, decl: &WeightDecl) -> Option<usize> {
+        let in_file = decl.tensors.len() == 1 && decl.map == WeightMap::None;
+        if self.weights.mmap && !self.weights.lock && in_file { Some(0) } else { decl.bytes() }
+    }
 }
 
-/// A weight in this device's memory.
-pub(crate) enum CpuWeight {
-    /// In the file's order, for looking up rows: usually pages of the mapped file.
-    Rows { ty: BlockType, bytes: TensorBytes },
-    /// Decoded numbers.
-    Vector(Vec<f32>),
-    /// Packed for products.
-    Matrix(PackedMatrix),
-    /// One packed matrix per expert or head.
-    Stack(Vec<PackedMatrix>),
+/// `count` matrices of `n` rows of `k` numbers.
+#[derive(Clone, Copy)]
+struct Shape {
+    ty: BlockType,
+    count: usize,
+    n: usize,
+    k: usize,
+}
+
+impl Shape {
+    fn of(decl: &WeightDecl) -> Option<Shape> {
+        let (count, n, k) = match decl.shape[..] {
+            [n, k] => (1, n, k),
+            [count, n, k] => (count, n, k),
+            _ => return None,
+        };
+        Some(Shape { ty: decl.ty, count, n, k })
+    }
 }
 
 pub(crate) fn out_of_memory(bytes: usize, what: &str) -> DeviceError {
     DeviceError::OutOfMemory { bytes, what: what.to_string() }
-}
-
-/// `[n, k]` and the number of such matrices.
-fn matrices(decl: &WeightDecl) -> Option<(usize, usize, usize)> {
-    match decl.shape[..] {
-        [n, k] => Some((1, n, k)),
-        [experts, n, k] => Some((experts, n, k)),
-        _ => None,
-    }
 }
 
 impl Device for CpuDevice {
@@ -154,12 +215,14 @@ impl Device for CpuDevice {
 
     fn weight_bytes(&self, decl: &WeightDecl, how: WeightUse) -> Option<u64> {
         let bytes = match how {
-            // Rows stay in the mapped file, whose pages the system can drop and reread.
-            WeightUse::Rows => 0,
+            WeightUse::Rows => self.stored_bytes(decl)?,
             WeightUse::Vector => decl.shape.iter().product::<usize>().checked_mul(4)?,
             WeightUse::Matrix | WeightUse::Experts | WeightUse::Heads => {
-                let (count, n, k) = matrices(decl)?;
-                PackedMatrix::packed_bytes(decl.ty, n, k)?.checked_mul(count)?
+                let Shape { ty, count, n, k } = Shape::of(decl)?;
+                match self.weights.repack {
+                    true => PackedMatrix::packed_bytes(ty, n, k)?.checked_mul(count)?,
+                    false => self.stored_bytes(decl)?,
+                }
             }
         };
         Some(bytes as u64)
@@ -177,22 +240,18 @@ impl Device for CpuDevice {
             return Err(DeviceError::Failed(why));
         }
         let weight = match how {
-            WeightUse::Rows => CpuWeight::Rows { ty: decl.ty, bytes: data },
+            WeightUse::Rows => CpuWeight::Rows { ty: decl.ty, bytes: self.kept(data)? },
             WeightUse::Vector => {
                 let mut numbers = vec![0.0; decl.shape.iter().product()];
                 decode_row(decl.ty, &data, &mut numbers).map_err(|e| DeviceError::Failed(e.to_string()))?;
                 CpuWeight::Vector(numbers)
             }
-            WeightUse::Matrix | WeightUse::Experts | WeightUse::Heads => {
-                let unfit = || DeviceError::Unsupported(format!("'{}' of shape {:?}", decl.name, decl.shape));
-                let (count, n, k) = matrices(decl).ok_or_else(unfit)?;
-                let size = (data.len() / count.max(1)).max(1);
-                let packed = data.chunks_exact(size).map(|raw| self.pack(decl.ty, n, k, raw));
-                let mut packed = packed.collect::<Result<Vec<_>, _>>()?;
-                match how {
-                    WeightUse::Experts | WeightUse::Heads => CpuWeight::Stack(packed),
-                    _ => CpuWeight::Matrix(packed.pop().ok_or_else(unfit)?),
-                }
+            WeightUse::Experts | WeightUse::Heads => CpuWeight::Stack(self.matrices(decl, data)?),
+            WeightUse::Matrix => {
+                let matrix = self.matrices(decl, data)?.pop();
+                CpuWeight::Matrix(
+                    matrix.ok_or_else(|| DeviceError::Failed(format!("'{}' is empty", decl.name)))?,
+                )
             }
         };
         Ok(Arc::new(weight))

@@ -35,6 +35,7 @@ pub mod streams;
 #[cfg(test)]
 mod testing;
 mod topology_text;
+mod weights;
 
 pub use device::{CpuDevice, DESCRIPTOR};
 pub use isa::Isa;

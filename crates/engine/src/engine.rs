@@ -6,12 +6,14 @@ mod step;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use minfer_format::Reading;
 use minfer_format::table::TableCounters;
 use minfer_graph::{PAGE, StateDecl, StateKind, WeightDecl};
 use minfer_model::{Checkpoint, Hyper};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{
-    Counters, Device, Executor, OpenOptions, Progress, Registry, SourceError, StateSpec, WeightSource,
+    Counters, Device, Executor, OpenOptions, Progress, Registry, SourceError, StateSpec, WeightOptions,
+    WeightSource,
 };
 
 use crate::block_table::PageCopy;
@@ -32,8 +34,19 @@ use step::StepInputs;
 /// # Errors
 /// When threads cannot be started.
 pub fn cpu_devices(threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, EngineError> {
+    cpu_devices_with(threads, WeightOptions::default())
+}
+
+/// The same with a choice of how weights are kept.
+///
+/// # Errors
+/// As [`cpu_devices`].
+pub fn cpu_devices_with(
+    threads: Option<usize>,
+    weights: WeightOptions,
+) -> Result<Vec<Arc<dyn Device>>, EngineError> {
     let registry = Registry::new(&[minfer_cpu::DESCRIPTOR])?;
-    let options = OpenOptions { threads, ..OpenOptions::default() };
+    let options = OpenOptions { threads, weights, ..OpenOptions::default() };
     Ok(registry.open(&minfer_runtime::Fence::all(), &options)?)
 }
 
@@ -108,11 +121,11 @@ struct Limits {
     sequences: usize,
 }
 
-struct Source<'a>(&'a Checkpoint);
+struct Source<'a>(&'a Checkpoint, Reading);
 
 impl WeightSource for Source<'_> {
     fn load(&self, decl: &WeightDecl) -> Result<minfer_format::TensorBytes, SourceError> {
-        self.0.load(decl).map_err(|e| SourceError(e.to_string()))
+        self.0.load_by(decl, self.1).map_err(|e| SourceError(e.to_string()))
     }
 }
 
@@ -156,7 +169,7 @@ impl Engine {
             require: options.require.clone(),
         };
         let placed = Placed::new(graph, options.devices.clone(), &policy)?;
-        let source = Source(model);
+        let source = Source(model, options.reading);
         let executor = Executor::open(placed, &states, &source, options.executor(), progress)?;
         let opening = Opening {
             trunk: &executor,

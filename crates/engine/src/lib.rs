@@ -37,11 +37,11 @@ mod speculate;
 mod states;
 mod text;
 
-pub use engine::{Chunk, Engine, Logits, Outs, cpu_devices};
+pub use engine::{Chunk, Engine, Logits, Outs, cpu_devices, cpu_devices_with};
 pub use error::{EngineError, SessionError};
 pub use generate::{Finish, Generate, Generation, Piece, Timings};
 pub use minfer_model::{Checkpoint, Hyper, Shape};
-pub use minfer_runtime::{Counters, KvFormat};
+pub use minfer_runtime::{Counters, KvFormat, WeightOptions};
 pub use minfer_text::{ChatTemplate, Message, RenderOptions, Tokenizer};
 pub use options::EngineOptions;
 pub use reuse::ReuseCounters;

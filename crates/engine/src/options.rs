@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use minfer_format::Reading;
 use minfer_format::table::TableOptions;
 use minfer_graph::Bind;
 use minfer_runtime::{Device, DeviceKind, ExecutorOptions, KvFormat};
@@ -43,6 +44,8 @@ pub struct EngineOptions {
     /// Round rows as the graph of the model's makers does (deepseek_v4 alone): what is cached and compared then is what
     /// its weights were trained with, and the numbers are no longer those of transformers.
     pub official_rounding: bool,
+    /// How weights are read from their files.
+    pub reading: Reading,
     /// How an n-gram table is read from its file.
     pub table: TableOptions,
 }
@@ -68,6 +71,7 @@ impl EngineOptions {
             max_window: Speculate::MAX_DEPTH + 1,
             draft: false,
             official_rounding: false,
+            reading: Reading::Mapped,
             table: TableOptions::default(),
         }
     }

@@ -1,19 +1,24 @@
 //! Bytes of files and tensors that are shared without copying.
 //!
 //! A [`TensorBytes`] is a range of a mapped file, of memory that this process filled, or of the binary
-//! itself. Cloning and slicing share the storage; the last one frees it. The only `unsafe` line of this
-//! crate, the memory map, is here.
+//! itself. Cloning and slicing share the storage; the last one frees it. The only `unsafe` lines of this
+//! crate, memory maps, are here; `owned` has the memory of this process.
 
+mod owned;
+
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::{self, File};
-use std::ops::{Deref, DerefMut, Range};
-use std::path::Path;
+use std::io;
+use std::ops::{Deref, Range};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 
 use crate::error::Error;
+
+pub use owned::AlignedBuf;
 
 /// A shared, read-only range of bytes: a whole file or one tensor.
 ///
@@ -26,11 +31,32 @@ pub struct TensorBytes {
     range: Range<usize>,
 }
 
+/// How the bytes of weights come out of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reading {
+    /// Pages of the mapped file, which the system reads when they are touched.
+    #[default]
+    Mapped,
+    /// Plain reads into memory of this process.
+    Plain,
+}
+
 #[derive(Clone)]
 enum Storage {
-    Mapped(Arc<Mmap>),
+    Mapped(Arc<MappedFile>),
     Owned(Arc<AlignedBuf>),
     Static(&'static [u8]),
+}
+
+/// A part of a file, mapped; the file stays open for plain reads.
+struct MappedFile {
+    map: Mmap,
+    /// Where the map begins in the file.
+    start: u64,
+    file: File,
+    path: PathBuf,
+    /// Its pages are in memory for good.
+    locked: bool,
 }
 
 impl TensorBytes {
@@ -45,7 +71,9 @@ impl TensorBytes {
         // whatever they are. Another process that changes the file is outside what any mapping can
         // defend against (documented above).
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-        Ok(TensorBytes { range: 0..map.len(), storage: Storage::Mapped(Arc::new(map)) })
+        let range = 0..map.len();
+        let mapped = MappedFile { map, start: 0, file, path: path.to_owned(), locked: false };
+        Ok(TensorBytes { range, storage: Storage::Mapped(Arc::new(mapped)) })
     }
 
     /// A part of these bytes; `None` when the range does not lie inside them.
@@ -72,6 +100,110 @@ impl TensorBytes {
     pub fn is_mapped(&self) -> bool {
         !matches!(self.storage, Storage::Owned(_))
     }
+
+    /// A copy of bytes of a mapped file, made by plain reads into memory of this process; other bytes are themselves.
+    /// `tensor` is their name in messages.
+    ///
+    /// # Errors
+    /// The file has become shorter, or cannot be read.
+    pub fn read(&self, tensor: &str) -> Result<TensorBytes, Error> {
+        let Storage::Mapped(mapped) = &self.storage else { return Ok(self.clone()) };
+        let mut buf = AlignedBuf::zeroed(self.range.len());
+        let at = mapped.start + self.range.start as u64;
+        read_at(&mapped.file, at, &mut buf).map_err(|source| {
+            let (file, tensor) = (mapped.path.clone(), crate::error::shown(tensor));
+            match source.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    Error::ShortRead { file, tensor, bytes: self.len() as u64, at }
+                }
+                _ => Error::TensorRead { file, tensor, source },
+            }
+        })?;
+        Ok(buf.into())
+    }
+
+    /// Some of these bytes, `None` outside of them. From a mapped file they are read: touching a page maps those around
+    /// it too, which for a few rows of a large table is many times what is wanted.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn fetch(&self, range: Range<usize>) -> io::Result<Option<Cow<'_, [u8]>>> {
+        let Some(borrowed) = self.get(range.clone()) else { return Ok(None) };
+        match &self.storage {
+            Storage::Mapped(mapped) if !mapped.locked => {
+                let mut copy = vec![0; range.len()];
+                let at = mapped.start + (self.range.start + range.start) as u64;
+                read_at(&mapped.file, at, &mut copy)?;
+                Ok(Some(Cow::Owned(copy)))
+            }
+            _ => Ok(Some(Cow::Borrowed(borrowed))),
+        }
+    }
+
+    /// These bytes in memory that is locked: where they lie in a mapped file, its pages; else a copy.
+    ///
+    /// # Errors
+    /// The system refuses, mostly because of a limit, which the error names.
+    pub fn locked(&self) -> io::Result<TensorBytes> {
+        match &self.storage {
+            #[cfg(unix)]
+            Storage::Mapped(whole) => {
+                let (start, len) = (whole.start + self.range.start as u64, self.range.len());
+                let file = whole.file.try_clone()?;
+                // SAFETY: as in `map`: read-only plain bytes.
+                let map = unsafe { MmapOptions::new().offset(start).len(len).map(&file) }?;
+                map.lock().map_err(|e| owned::refused_lock(len, &e))?;
+                let mapped = MappedFile { map, start, file, path: whole.path.clone(), locked: true };
+                Ok(TensorBytes { range: 0..len, storage: Storage::Mapped(Arc::new(mapped)) })
+            }
+            _ => {
+                let no_memory = || io::Error::from(io::ErrorKind::OutOfMemory);
+                let mut copy = AlignedBuf::pages(self.len()).ok_or_else(no_memory)?;
+                copy.lock()?;
+                copy.copy_from_slice(self);
+                Ok(copy.into())
+            }
+        }
+    }
+
+    /// Says that these bytes will be read soon, so that the system reads ahead. A hint: no error matters.
+    pub fn expect(&self) {
+        #[cfg(unix)]
+        if let Storage::Mapped(mapped) = &self.storage {
+            let _ = mapped.map.advise_range(memmap2::Advice::WillNeed, self.range.start, self.range.len());
+        }
+    }
+
+    /// Says that these bytes will not be read for a while: pages of a mapped file no longer count as memory of this
+    /// process, those at the edges with what they share them with. Reading them again is correct and brings them
+    /// back. A hint: no error matters.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        if let Storage::Mapped(mapped) = &self.storage {
+            // SAFETY: the map is shared, read-only and of a file, so dropped pages come back with the same bytes.
+            let _ = unsafe {
+                let dropped = memmap2::UncheckedAdvice::DontNeed;
+                mapped.map.unchecked_advise_range(dropped, self.range.start, self.range.len())
+            };
+        }
+    }
+}
+
+/// Fills `buf` from byte `at` of a file.
+#[cfg(unix)]
+fn read_at(file: &File, at: u64, buf: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buf, at)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut at: u64, mut buf: &mut [u8]) -> io::Result<()> {
+    while !buf.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, buf, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => (at, buf) = (at + n as u64, &mut buf[n..]),
+        }
+    }
+    Ok(())
 }
 
 fn open_regular(path: &Path) -> Result<File, Error> {
@@ -91,7 +223,7 @@ impl Deref for TensorBytes {
 
     fn deref(&self) -> &[u8] {
         let whole: &[u8] = match &self.storage {
-            Storage::Mapped(map) => map,
+            Storage::Mapped(mapped) => &mapped.map,
             Storage::Owned(buf) => buf,
             Storage::Static(bytes) => bytes,
         };
@@ -119,47 +251,6 @@ impl From<&'static [u8]> for TensorBytes {
 impl From<AlignedBuf> for TensorBytes {
     fn from(buf: AlignedBuf) -> TensorBytes {
         TensorBytes { range: 0..buf.len(), storage: Storage::Owned(Arc::new(buf)) }
-    }
-}
-
-/// One cache line, which gives [`AlignedBuf`] its alignment.
-#[derive(Clone, Copy, Zeroable, Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-/// Memory of this process that starts at a multiple of 64 bytes; fill it, then share it as
-/// [`TensorBytes`].
-pub struct AlignedBuf {
-    lines: Vec<Line>,
-    len: usize,
-}
-
-impl AlignedBuf {
-    /// `len` zero bytes (pages that are never written cost nothing on most systems).
-    pub fn zeroed(len: usize) -> AlignedBuf {
-        AlignedBuf { lines: bytemuck::zeroed_vec(len.div_ceil(64)), len }
-    }
-}
-
-impl Deref for AlignedBuf {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
-    }
-}
-
-impl DerefMut for AlignedBuf {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
-    }
-}
-
-impl From<&[u8]> for AlignedBuf {
-    fn from(bytes: &[u8]) -> AlignedBuf {
-        let mut buf = AlignedBuf::zeroed(bytes.len());
-        buf.copy_from_slice(bytes);
-        buf
     }
 }
 

@@ -15,6 +15,10 @@ use crate::block::BlockType;
 pub enum Error {
     #[error("{}: {source}", file.display())]
     Io { file: PathBuf, source: io::Error },
+    #[error("{}: the tensor '{tensor}': {source}", file.display())]
+    TensorRead { file: PathBuf, tensor: String, source: io::Error },
+    #[error("{} has become shorter: the tensor '{tensor}' needs {bytes} bytes from byte {at} on; download or copy it again", file.display())]
+    ShortRead { file: PathBuf, tensor: String, bytes: u64, at: u64 },
     #[error("row {row} of a table of {rows} rows")]
     TableRow { row: i64, rows: usize },
     #[error("table rows of {width} numbers are not whole {ty} blocks")]

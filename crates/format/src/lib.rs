@@ -19,7 +19,7 @@ pub mod synth;
 pub mod table;
 
 pub use block::BlockType;
-pub use bytes::TensorBytes;
+pub use bytes::{Reading, TensorBytes};
 pub use decode::{DecodeError, decode_row};
 pub use error::Error;
 pub use gguf::{Gguf, GgufWriter, Metadata, TensorInfo};

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use minfer_format::bytes::AlignedBuf;
 use minfer_format::table::{RowTable, TableOptions, TablePart};
-use minfer_format::{BlockType, Gguf, HfDir, TensorBytes, decode_row};
+use minfer_format::{BlockType, Gguf, HfDir, Reading, TensorBytes, decode_row};
 use minfer_graph::{HeadRows, WeightDecl, WeightMap};
 use serde_json::Value as Json;
 
@@ -357,15 +357,26 @@ impl Checkpoint {
     /// # Errors
     /// The file is damaged or cannot be read.
     pub fn load(&self, decl: &WeightDecl) -> Result<TensorBytes, ModelError> {
+        self.load_by(decl, Reading::Mapped)
+    }
+
+    /// [`Checkpoint::load`], with the choice how files are read.
+    ///
+    /// # Errors
+    /// The file is damaged or cannot be read.
+    pub fn load_by(&self, decl: &WeightDecl, reading: Reading) -> Result<TensorBytes, ModelError> {
         match decl.map {
-            WeightMap::None => return self.load_stored(decl, Checkpoint::stored_row(decl)),
+            WeightMap::None => return self.load_stored(decl, Checkpoint::stored_row(decl), reading),
             WeightMap::Ids => return self.load_ids(decl),
             WeightMap::AddOne | WeightMap::NegExp | WeightMap::HeadRows(_) => {}
         }
         let k = Checkpoint::stored_row(decl);
         let (stored_ty, _) = self.tensor(&decl.name, k)?.unwrap_or((decl.ty, vec![]));
-        let stored =
-            self.load_stored(&WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() }, k)?;
+        let stored = self.load_stored(
+            &WeightDecl { ty: stored_ty, map: WeightMap::None, ..decl.clone() },
+            k,
+            reading,
+        )?;
         let count: usize = decl.shape.iter().product();
         let stored_count = match decl.map {
             WeightMap::HeadRows(r) => count / r.len.max(1) * r.group,
@@ -421,12 +432,13 @@ impl Checkpoint {
     }
 
     /// The stored numbers, in rows of `k`.
-    fn load_stored(&self, decl: &WeightDecl, k: usize) -> Result<TensorBytes, ModelError> {
+    fn load_stored(&self, decl: &WeightDecl, k: usize, reading: Reading) -> Result<TensorBytes, ModelError> {
         if let Checkpoint::Shape(s) = self {
             return self.fill(decl, s);
         }
-        let parts = decl.tensors.iter().map(|name| self.part(name, k)).collect::<Result<Vec<_>, _>>()?;
-        Ok(tensors::join(&parts)?)
+        let parts = decl.tensors.iter().map(|name| Ok((name.as_str(), self.part(name, k)?)));
+        let parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
+        Ok(tensors::join(&parts, reading)?)
     }
 
     fn fill(&self, decl: &WeightDecl, shape: &Shape) -> Result<TensorBytes, ModelError> {

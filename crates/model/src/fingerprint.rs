@@ -83,7 +83,9 @@ impl Checkpoint {
                 let mut tensors: Vec<_> = g.tensors().iter().collect();
                 tensors.sort_by_key(|t| &t.name);
                 for t in tensors {
-                    fields.tensor(&t.name, &t.ty.to_string(), &t.shape, &g.data(&t.name)?);
+                    let data = g.data(&t.name)?;
+                    fields.tensor(&t.name, &t.ty.to_string(), &t.shape, &data);
+                    data.release();
                 }
             }
             Checkpoint::Hf(d) => {
@@ -91,7 +93,9 @@ impl Checkpoint {
                 let mut tensors: Vec<_> = d.tensors().collect();
                 tensors.sort_by_key(|t| &t.name);
                 for t in tensors {
-                    fields.tensor(&t.name, &format!("{:?}", t.dtype), &t.shape, &d.raw(&t.name)?);
+                    let data = d.raw(&t.name)?;
+                    fields.tensor(&t.name, &format!("{:?}", t.dtype), &t.shape, &data);
+                    data.release();
                 }
             }
             // Its weights follow from these.

@@ -5,7 +5,7 @@
 
 use minfer_format::bytes::AlignedBuf;
 use minfer_format::hf::Packed;
-use minfer_format::{Error, TensorBytes};
+use minfer_format::{Error, Reading, TensorBytes};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
@@ -33,6 +33,14 @@ impl Part {
         }
         Ok(())
     }
+
+    /// The same, with what lies in a mapped file read into memory.
+    fn read(&self, tensor: &str) -> Result<Part, Error> {
+        Ok(match self {
+            Part::Plain(bytes) => Part::Plain(bytes.read(tensor)?),
+            Part::Packed(packed) => Part::Packed(packed.read()?),
+        })
+    }
 }
 
 impl Checkpoint {
@@ -51,16 +59,22 @@ impl Checkpoint {
     }
 }
 
-/// All parts, one after the other; a single one that lies in a file stays there.
-pub(crate) fn join(parts: &[Part]) -> Result<TensorBytes, Error> {
-    if let [Part::Plain(bytes)] = parts {
-        return Ok(bytes.clone());
+/// All parts with their names, one after the other; a single one that lies in a mapped file may stay there.
+pub(crate) fn join(parts: &[(&str, Part)], reading: Reading) -> Result<TensorBytes, Error> {
+    if let [(name, Part::Plain(bytes))] = parts {
+        return match reading {
+            Reading::Mapped => Ok(bytes.clone()),
+            Reading::Plain => bytes.read(name),
+        };
     }
-    let mut joined = AlignedBuf::zeroed(parts.iter().map(Part::len).sum());
+    let mut joined = AlignedBuf::zeroed(parts.iter().map(|(_, part)| part.len()).sum());
     let mut rest = &mut joined[..];
-    for part in parts {
+    for (name, part) in parts {
         let (place, after) = rest.split_at_mut(part.len());
-        part.write(place)?;
+        match reading {
+            Reading::Mapped => part.write(place)?,
+            Reading::Plain => part.read(name)?.write(place)?,
+        }
         rest = after;
     }
     Ok(joined.into())

@@ -23,4 +23,4 @@ pub use error::RuntimeError;
 pub use exec::{Executor, ExecutorOptions, Progress, SourceError, StepOutputs, WeightSource};
 pub use fence::{BackendError, BackendName, Fence, not_compiled};
 pub use minfer_graph::{DeviceId, DeviceKind};
-pub use registry::{Descriptor, OpenInstance, OpenOptions, Registry, Unavailable};
+pub use registry::{Descriptor, OpenInstance, OpenOptions, Registry, Unavailable, WeightOptions};

@@ -18,6 +18,26 @@ pub struct OpenOptions {
     pub threads: Option<usize>,
     /// Kinds that the environment disables (`MINFER_DISABLE_CUDA`, `MINFER_DISABLE_METAL`).
     pub disabled: Vec<DeviceKind>,
+    /// How weights are kept in memory.
+    pub weights: WeightOptions,
+}
+
+/// How weights are kept in the host's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightOptions {
+    /// Weights come as pages of mapped files where they lie in one, which take no memory of their own.
+    pub mmap: bool,
+    /// Keep them from being swapped out or dropped.
+    pub lock: bool,
+    /// Bring matrices into the kernels' layout when they are loaded; else they stay as in the file, and parts of
+    /// them are brought into it again for every product.
+    pub repack: bool,
+}
+
+impl Default for WeightOptions {
+    fn default() -> WeightOptions {
+        WeightOptions { mmap: true, lock: false, repack: true }
+    }
 }
 
 /// Opens the instance with an ordinal.

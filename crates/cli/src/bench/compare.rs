@@ -29,7 +29,9 @@ pub(super) fn compare(
     let probe = Probe::new();
     let mut table = Table::new(config.output);
     for (threads, devices) in machines {
-        let mut engine = open_engine(model, super::options(config, None, devices))?;
+        let options = super::options(config, None, devices);
+        let (mut engine, loading) = open_engine(model, options, config.backends.weights)?;
+        bar.suspend(|| crate::note(format_args!("{loading}")));
         for test in &config.tests {
             let mut both =
                 Both { config, peer, threads, engine: &mut engine, bar: &bar, build: String::new() };

@@ -75,7 +75,9 @@ impl Test {
 
 impl BenchConfig {
     pub(crate) fn new(args: BenchArgs, context: &Context) -> Result<BenchConfig, Failure> {
-        let backends = Backends::new(&args.devices, &context.environment, &context.registry)?;
+        let mut backends = Backends::new(&args.devices, &context.environment, &context.registry)?;
+        // Weights that are made here lie in no file.
+        backends.weights.mmap &= args.shape.is_none();
         let tests = tests(&args);
         if tests.is_empty() {
             return Err(Failure::Usage("nothing to measure: -p and -n are both 0".to_string()));

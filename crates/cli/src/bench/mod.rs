@@ -23,7 +23,7 @@ use minfer_runtime::Device;
 use crate::Context;
 use crate::args::BenchArgs;
 use crate::error::Failure;
-use crate::loading::open_engine;
+use crate::loading::{Loading, open_engine};
 use crate::speculation::Speculation;
 use config::{BenchConfig, Phase, Test};
 use peer::Peer;
@@ -54,11 +54,20 @@ pub(crate) fn bench(args: BenchArgs, context: &Context) -> Result<(), Failure> {
     let bar = progress_bar(machines.len() * config.tests.len() * (config.repetitions + 1));
     let mut report = Report::new(config.output, drafting.is_some());
     for (threads, devices) in machines {
-        let mut engine = open_engine(&model, options(&config, drafting.as_ref(), devices))?;
+        let options = options(&config, drafting.as_ref(), devices);
+        let (mut engine, loading) = open_engine(&model, options, config.backends.weights)?;
+        bar.suspend(|| crate::note(format_args!("{loading}")));
+        let mut report = Loaded { report: &mut report, loading };
         run_tests(&config, drafting.as_ref(), threads, &mut engine, &bar, &mut report)?;
     }
     bar.finish_and_clear();
     report.finish()
+}
+
+/// Where rows of tests on one engine go, with how it was loaded.
+struct Loaded<'a> {
+    report: &'a mut Report,
+    loading: Loading,
 }
 
 /// What generation with the model's draft head needs.
@@ -88,7 +97,7 @@ fn run_tests(
     threads: usize,
     engine: &mut Engine,
     bar: &ProgressBar,
-    report: &mut Report,
+    loaded: &mut Loaded<'_>,
 ) -> Result<(), Failure> {
     for test in &config.tests {
         bar.set_message(format!("{} with {threads} threads", test.label()));
@@ -97,8 +106,8 @@ fn run_tests(
             Some(d) => speculate::measure(engine, &d.text, test, d.depth, repetitions, done)?,
             None => measure::measure(engine, test, repetitions, done)?,
         };
-        let row = Row::new(config, test, threads, engine, measured);
-        bar.suspend(|| report.add(row))?;
+        let row = Row::new(config, test, threads, engine, measured, loaded.loading);
+        bar.suspend(|| loaded.report.add(row))?;
     }
     Ok(())
 }
@@ -122,6 +131,7 @@ fn options(
         kv_format: config.kv,
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
+        reading: config.backends.reading(),
         max_window: drafting.map_or(0, |d| d.depth + 1),
         draft: drafting.is_some(),
         official_rounding: config.official_rounding,

@@ -11,6 +11,7 @@ use super::measure::Measured;
 use super::speculate::Speculated;
 use crate::args::BenchOutput;
 use crate::error::Failure;
+use crate::loading::Loading;
 use crate::{speculation, units, weights};
 
 /// One test's result. The names are the JSON's.
@@ -34,6 +35,12 @@ pub(crate) struct Row {
     samples: Vec<f64>,
     /// Weights in the encoding of the file.
     model_bytes: u64,
+    /// `repacked` or `as in the file`.
+    weights: &'static str,
+    /// Memory of their own that weights take.
+    weight_bytes: u64,
+    /// Opening the engine: loading weights above all.
+    load_seconds: f64,
     /// Generation only: 1e9 bytes of weights read per second, in the device's layout.
     weight_gbps: Option<f64>,
     /// Generation with the model's draft head only.
@@ -69,6 +76,7 @@ impl Row {
         threads: usize,
         engine: &Engine,
         measured: Measured,
+        loading: Loading,
     ) -> Row {
         let placed = engine.placed();
         let Measured { samples, speculated } = measured;
@@ -99,6 +107,9 @@ impl Row {
             stddev,
             samples,
             model_bytes: weights::encoded(&placed.graph),
+            weights: loading.layout(),
+            weight_bytes: loading.bytes,
+            load_seconds: loading.seconds,
             weight_gbps,
             speculate: speculated.map(Drafts::new),
             build: build(),

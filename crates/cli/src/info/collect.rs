@@ -1,7 +1,8 @@
 //! Reading what there is to say about a model.
 
-use minfer_engine::{Checkpoint, EngineError, Hyper, KvFormat, Text, cpu_devices};
-use minfer_graph::Graph;
+use minfer_engine::{Checkpoint, EngineError, Hyper, KvFormat, Text, cpu_devices_with};
+use minfer_graph::{Graph, WeightId, WeightUse};
+use minfer_runtime::WeightOptions;
 use serde::Serialize;
 
 use crate::error::Failure;
@@ -82,6 +83,8 @@ pub(super) struct MemoryUse {
     pub(super) file_bytes: u64,
     /// In the CPU's memory, in its layout.
     pub(super) cpu_weight_bytes: u64,
+    /// The same with `--no-repack`: what does not lie in a mapped file as it is wanted.
+    pub(super) cpu_weight_bytes_no_repack: u64,
     pub(super) kv_bytes_per_token: KvBytes,
     pub(super) default_context: usize,
     pub(super) kv_bytes_at_default_context: KvBytes,
@@ -198,17 +201,20 @@ fn tokenizer(model: &Checkpoint) -> Result<Option<Tokenizer>, EngineError> {
 }
 
 fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> Result<MemoryUse, Failure> {
-    let devices = cpu_devices(Some(1))?;
-    let on_cpu = |device: &dyn minfer_runtime::Device| -> u64 {
-        let uses = graph.weight_uses().into_iter();
-        uses.map(|(w, how)| device.weight_bytes(&graph.weights[w.index()], how).unwrap_or(0)).sum()
+    let on_cpu = |repack: bool| -> Result<u64, Failure> {
+        let weights = WeightOptions { repack, ..WeightOptions::default() };
+        let devices = cpu_devices_with(Some(1), weights)?;
+        let bytes = |(w, how): (WeightId, WeightUse)| {
+            devices.iter().filter_map(|d| d.weight_bytes(&graph.weights[w.index()], how)).sum::<u64>()
+        };
+        Ok(graph.weight_uses().into_iter().map(bytes).sum())
     };
     let kv = |tokens: u64| KvBytes {
         f16: units::kv_bytes_per_token(&graph.states, KvFormat::F16).saturating_mul(tokens),
         f32: units::kv_bytes_per_token(&graph.states, KvFormat::F32).saturating_mul(tokens),
     };
     let default_context = context_size(None, hyper)?;
-    let cpu_weight_bytes = devices.iter().map(|d| on_cpu(&**d)).sum();
+    let cpu_weight_bytes = on_cpu(true)?;
     let (recurrent, at_context) = (structure::recurrent_bytes(graph), kv(context as u64));
     let windows = KvBytes {
         f16: units::window_bytes(&graph.states, KvFormat::F16),
@@ -218,6 +224,7 @@ fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> R
     Ok(MemoryUse {
         file_bytes: model.file_bytes(),
         cpu_weight_bytes,
+        cpu_weight_bytes_no_repack: on_cpu(false)?,
         kv_bytes_per_token: kv(1),
         default_context,
         kv_bytes_at_default_context: kv(default_context as u64),

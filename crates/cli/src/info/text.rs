@@ -97,7 +97,11 @@ fn tokenizer(lines: &mut Lines, t: &Tokenizer) {
 
 fn memory(lines: &mut Lines, m: &MemoryUse) {
     let file = if m.file_bytes > 0 { format!("{} in files, ", bytes(m.file_bytes)) } else { String::new() };
-    lines.add("weights", &format!("{file}{} in memory on the CPU", bytes(m.cpu_weight_bytes)));
+    let (packed, stored) = (bytes(m.cpu_weight_bytes), bytes(m.cpu_weight_bytes_no_repack));
+    lines.add(
+        "weights",
+        &format!("{file}{packed} in memory on the CPU, repacked ({stored} with --no-repack)"),
+    );
     let per = m.kv_bytes_per_token;
     lines.add("KV per token", &format!("{} in f16, {} in f32", bytes(per.f16), bytes(per.f32)));
     let all = m.kv_bytes_at_context;

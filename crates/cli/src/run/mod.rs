@@ -9,12 +9,13 @@ mod report;
 mod stream;
 
 use minfer_engine::{EngineError, EngineOptions, Generate, Hyper, Text};
+use minfer_runtime::WeightOptions;
 
 use crate::args::RunArgs;
 use crate::error::Failure;
 use crate::loading::open_engine;
 use crate::model::context_size;
-use crate::{Context, Outcome};
+use crate::{Context, Outcome, note};
 use config::RunConfig;
 
 pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> {
@@ -38,6 +39,7 @@ pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> 
         kv_format: config.kv,
         sync_copies: config.backends.sync_copies,
         require: config.backends.require.clone(),
+        reading: config.backends.reading(),
         draft: speculation.depth().is_some(),
         // One answer, of which nothing is taken back.
         checkpoints: 0,
@@ -45,12 +47,16 @@ pub(crate) fn run(args: RunArgs, context: &Context) -> Result<Outcome, Failure> 
         official_rounding: config.official_rounding,
         ..EngineOptions::new(devices)
     };
-    let mut engine = open_engine(&model, options)?;
+    let how = config.backends.weights;
+    let (mut engine, loading) = open_engine(&model, options, how)?;
     if let Some(dump) = &config.dump_graph {
         dump.write(&engine.placed().graph)?;
     }
     if config.verbose {
         report::placement(&engine, config.kv);
+    }
+    if config.verbose || how != WeightOptions::default() {
+        note(format_args!("{loading}"));
     }
     let generate = Generate { speculate: speculation.for_engine(), ..config.generate };
     let outcome = stream::generate(&mut engine, &text, &tokens, &generate);

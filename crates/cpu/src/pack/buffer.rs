@@ -1,19 +1,24 @@
 //! Memory with the alignment that wide loads like.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::Arc;
+
+use minfer_format::bytes::AlignedBuf;
 
 /// A cache line.
 const ALIGN: usize = 64;
 
-/// A fixed number of bytes, aligned to 64, zero at first.
+/// A fixed number of bytes, aligned to 64, zero at first. Several may lie in one region of memory, which goes when
+/// the last of them does.
 #[derive(Debug)]
 pub struct AlignedBytes {
     data: NonNull<u8>,
     len: usize,
+    /// Keeps the memory.
+    _region: Arc<Region>,
 }
 
-// SAFETY: it owns its bytes like a `Box<[u8]>`.
+// SAFETY: it owns its bytes like a `Box<[u8]>`; the region is only there to be freed.
 unsafe impl Send for AlignedBytes {}
 // SAFETY: as above; shared access only reads.
 unsafe impl Sync for AlignedBytes {}
@@ -21,18 +26,13 @@ unsafe impl Sync for AlignedBytes {}
 impl AlignedBytes {
     /// Allocates `len` zero bytes; `None` when memory is refused.
     pub fn zeroed(len: usize) -> Option<AlignedBytes> {
-        let layout = Layout::from_size_align(len, ALIGN).ok()?;
-        if len == 0 {
-            return Some(AlignedBytes { data: NonNull::dangling(), len });
-        }
-        // SAFETY: the layout is not of size zero.
-        let data = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(AlignedBytes { data, len })
+        let region = Arc::new(Region::new(AlignedBuf::try_zeroed(len)?));
+        Some(AlignedBytes { data: region.base, len, _region: region })
     }
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `data` is valid for `len` initialised bytes (dangling only when `len` is 0).
+        // SAFETY: `data` is valid for `len` initialised bytes of the region, which nobody else has.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 
@@ -43,11 +43,42 @@ impl AlignedBytes {
     }
 }
 
-impl Drop for AlignedBytes {
-    fn drop(&mut self) {
-        if let (1.., Ok(layout)) = (self.len, Layout::from_size_align(self.len, ALIGN)) {
-            // SAFETY: allocated in `zeroed` with this very layout.
-            unsafe { dealloc(self.data.as_ptr(), layout) }
+/// Memory that [`AlignedBytes`] are parts of. Nobody looks at it as a whole.
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    _memory: AlignedBuf,
+}
+
+// SAFETY: the pointer is to memory that the region owns and does not use itself.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({} bytes)", self.len)
+    }
+}
+
+impl Region {
+    pub(crate) fn new(mut memory: AlignedBuf) -> Region {
+        let bytes = &mut memory[..];
+        let (base, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        Region { base, len, _memory: memory }
+    }
+
+    /// Bytes `at..at + len`, if they lie inside; `at` is a multiple of 64.
+    ///
+    /// # Safety
+    /// Nobody else has any of them.
+    pub(crate) unsafe fn part(self: &Arc<Self>, at: usize, len: usize) -> Option<AlignedBytes> {
+        debug_assert!(at.is_multiple_of(ALIGN));
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return None;
         }
+        // SAFETY: the range lies inside the region.
+        let data = unsafe { self.base.add(at) };
+        Some(AlignedBytes { data, len, _region: self.clone() })
     }
 }

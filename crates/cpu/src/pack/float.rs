@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use minfer_format::decode::e4m3;
 
-use super::GROUP;
+use super::{GROUP, prefetch};
 
 /// A storage format of floats.
 pub(crate) trait FloatFormat {
@@ -55,18 +55,34 @@ impl FloatFormat for F8_E4M3 {
 }
 
 /// Packs up to 16 rows (`raw`, `row_bytes` each) into blocks of `[16 scales][columns][16]`; missing rows stay zero.
+#[inline(always)]
 pub(super) fn pack_group<F: FloatFormat>(raw: &[u8], row_bytes: usize, out: &mut [u8]) {
-    out.fill(0);
+    if raw.len() < GROUP * row_bytes {
+        out.fill(0);
+    }
     let file_bytes = F::SCALE_BYTES + F::BLOCK * F::BYTES;
-    for (r, row) in raw.chunks_exact(row_bytes).enumerate() {
-        for (block, out) in row.chunks_exact(file_bytes).zip(out.chunks_exact_mut(F::BLOCK_BYTES)) {
-            let (scale, numbers) = block.split_at(F::SCALE_BYTES);
-            let (scales, columns) = out.split_at_mut(GROUP * F::SCALE_BYTES);
-            scales[r * F::SCALE_BYTES..][..F::SCALE_BYTES].copy_from_slice(scale);
-            for (number, to) in numbers.chunks_exact(F::BYTES).zip(columns.chunks_exact_mut(GROUP * F::BYTES))
-            {
-                to[r * F::BYTES..][..F::BYTES].copy_from_slice(number);
-            }
+    // Few enough columns at a time that all their rows stay in the nearest cache.
+    let tile = (32 / F::BLOCK).max(1);
+    for (t, out) in out.chunks_mut(tile * F::BLOCK_BYTES).enumerate() {
+        let bytes = out.len() / F::BLOCK_BYTES * file_bytes;
+        for (r, row) in raw.chunks_exact(row_bytes).enumerate() {
+            let blocks = &row[t * tile * file_bytes..][..bytes];
+            prefetch(blocks, GROUP * row_bytes);
+            pack_row::<F>(blocks, r, out);
+        }
+    }
+}
+
+/// Some blocks of row `r`.
+#[inline(always)]
+fn pack_row<F: FloatFormat>(blocks: &[u8], r: usize, out: &mut [u8]) {
+    let file_bytes = F::SCALE_BYTES + F::BLOCK * F::BYTES;
+    for (block, out) in blocks.chunks_exact(file_bytes).zip(out.chunks_exact_mut(F::BLOCK_BYTES)) {
+        let (scale, numbers) = block.split_at(F::SCALE_BYTES);
+        let (scales, columns) = out.split_at_mut(GROUP * F::SCALE_BYTES);
+        scales[r * F::SCALE_BYTES..][..F::SCALE_BYTES].copy_from_slice(scale);
+        for (number, to) in numbers.chunks_exact(F::BYTES).zip(columns.chunks_exact_mut(GROUP * F::BYTES)) {
+            to[r * F::BYTES..][..F::BYTES].copy_from_slice(number);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use minfer_format::BlockType;
 
-use super::layout::{Codes, FileBlock, Format, Head, Sub};
+use super::layout::{Codes, FileBlock, Format, Head, Sub, four, words};
 
 /// Values of IQ4_NL and IQ4_XS codes.
 pub(super) const IQ4_VALUES: [i8; 16] =
@@ -14,22 +14,27 @@ pub(super) const IQ4_VALUES: [i8; 16] =
 const MXFP4_VALUES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 /// Low nibbles are columns 0..16, high nibbles 16..32.
-pub(super) fn read_nibbles(qs: &[u8], codes: &mut [u8]) {
-    for (j, q) in qs[..16].iter().enumerate() {
-        codes[j] = q & 15;
-        codes[j + 16] = q >> 4;
+#[inline(always)]
+pub(super) fn read_nibbles(qs: &[u8], codes: &mut [u32]) {
+    let (low, high) = codes[..8].split_at_mut(4);
+    for ((q, low), high) in words(&qs[..16]).zip(low).zip(high) {
+        (*low, *high) = (q & four(15), q >> 4 & four(15));
     }
 }
 
 /// Bit `j` of a little-endian word is the fifth bit of column `j`.
-fn add_fifth_bits(qh: &[u8], codes: &mut [u8]) {
+#[inline(always)]
+fn add_fifth_bits(qh: &[u8], codes: &mut [u32]) {
     let bits = u32::from_le_bytes([qh[0], qh[1], qh[2], qh[3]]);
-    for (j, code) in codes[..32].iter_mut().enumerate() {
-        *code |= ((bits >> j & 1) as u8) << 4;
+    for (g, code) in codes[..8].iter_mut().enumerate() {
+        // The product has four copies of the four bits, 7 apart, so that bit `i` of them is also bit `8i`.
+        let spread = ((bits >> (4 * g) & 15) * 0x0020_4081) & four(1);
+        *code |= spread << 4;
     }
 }
 
 /// An f16 that the file adds, as one that is subtracted: only the sign changes.
+#[inline(always)]
 fn negated(f16: &[u8]) -> [u8; 2] {
     [f16[0], f16[1] ^ 0x80]
 }
@@ -42,6 +47,7 @@ impl Format for Q4_0 {
     const HEAD: Head = Head::Scale;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[..2].copy_from_slice(&b[..2]);
         read_nibbles(&b[2..], &mut out.codes);
@@ -56,6 +62,7 @@ impl Format for Q4_1 {
     const HEAD: Head = Head::ScaleMin;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[..2].copy_from_slice(&b[..2]);
         out.min[..2].copy_from_slice(&negated(&b[2..4]));
@@ -71,6 +78,7 @@ impl Format for Q5_0 {
     const HEAD: Head = Head::Scale;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[..2].copy_from_slice(&b[..2]);
         read_nibbles(&b[6..], &mut out.codes);
@@ -86,6 +94,7 @@ impl Format for Q5_1 {
     const HEAD: Head = Head::ScaleMin;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[..2].copy_from_slice(&b[..2]);
         out.min[..2].copy_from_slice(&negated(&b[2..4]));
@@ -102,9 +111,10 @@ impl Format for Q8_0 {
     const HEAD: Head = Head::Scale;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[..2].copy_from_slice(&b[..2]);
-        out.codes[..32].copy_from_slice(&b[2..34]);
+        out.codes.iter_mut().zip(words(&b[2..34])).for_each(|(code, q)| *code = q);
     }
 }
 
@@ -116,6 +126,7 @@ impl Format for IQ4_NL {
     const HEAD: Head = Head::Scale;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[..2].copy_from_slice(&b[..2]);
         read_nibbles(&b[2..], &mut out.codes);
@@ -130,6 +141,7 @@ impl Format for MXFP4 {
     const HEAD: Head = Head::Exponent;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         out.scale[0] = b[0];
         read_nibbles(&b[1..], &mut out.codes);
@@ -137,6 +149,7 @@ impl Format for MXFP4 {
 }
 
 /// The scale and the bias, which is added: a minimum of the other sign.
+#[inline(always)]
 fn read_wide(b: &[u8], out: &mut FileBlock) {
     out.scale.copy_from_slice(&b[..4]);
     out.min.copy_from_slice(&b[4..8]);
@@ -151,6 +164,7 @@ impl Format for AFFINE4 {
     const HEAD: Head = Head::WideScaleMin;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         read_wide(b, out);
         read_nibbles(&b[8..], &mut out.codes);
@@ -166,8 +180,9 @@ impl Format for AFFINE8 {
     const HEAD: Head = Head::WideScaleMin;
     const SUB: Sub = Sub::None;
 
+    #[inline(always)]
     fn read(b: &[u8], out: &mut FileBlock) {
         read_wide(b, out);
-        out.codes.iter_mut().zip(&b[8..40]).for_each(|(code, byte)| *code = byte ^ 0x80);
+        out.codes.iter_mut().zip(words(&b[8..40])).for_each(|(code, q)| *code = q ^ four(0x80));
     }
 }

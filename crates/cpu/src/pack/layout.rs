@@ -151,8 +151,8 @@ pub(crate) trait Format {
 
 /// One file block of one row, taken apart.
 pub(crate) struct FileBlock {
-    /// Stored codes in column order, `TYPE.block_len()` of them.
-    pub(crate) codes: [u8; 256],
+    /// Stored codes in column order, `TYPE.block_len()` of them, four to a word: all are moved and cut four at a time.
+    pub(crate) codes: [u32; 64],
     /// The scale as stored: four bytes for [`Head::WideScaleMin`], one for [`Head::Exponent`], else two.
     pub(crate) scale: [u8; 4],
     /// The minimum as stored, with the sign that makes it subtracted.
@@ -161,9 +161,20 @@ pub(crate) struct FileBlock {
     pub(crate) sub: [[u8; 2]; 8],
 }
 
+/// Bytes as words.
+#[inline(always)]
+pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.as_chunks::<4>().0.iter().map(|&four| u32::from_le_bytes(four))
+}
+
+/// The same byte four times.
+pub(crate) const fn four(byte: u8) -> u32 {
+    0x0101_0101 * byte as u32
+}
+
 impl FileBlock {
     pub(crate) const fn new() -> FileBlock {
-        FileBlock { codes: [0; 256], scale: [0; 4], min: [0; 4], sub: [[0; 2]; 8] }
+        FileBlock { codes: [0; 64], scale: [0; 4], min: [0; 4], sub: [[0; 2]; 8] }
     }
 }
 

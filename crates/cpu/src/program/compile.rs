@@ -19,10 +19,11 @@ use super::sparse::{PageTables, PoolStep, SelectScratch, SelectStep, SharedScore
 use super::swiglu::SwiGluStep;
 use super::{CpuProgram, Entry, Loc, PerWorker, Step};
 use crate::attention::{AttendShape, Scratch};
-use crate::device::{CpuWeight, Shared};
+use crate::device::Shared;
 use crate::index::PoolScratch;
 use crate::pool::ChunkCounter;
 use crate::state::PagedState;
+use crate::weights::CpuWeight;
 use crate::{conv, matmul, quantize};
 
 /// Compiles a split.

@@ -13,9 +13,9 @@ use super::{Loc, PerWorker, Run, Step, for_each_chunk};
 use crate::attention::{AttendShape, Scratch, WindowRow};
 use crate::compress::{Part, rows_before};
 use crate::conv::History;
-use crate::device::CpuWeight;
 use crate::pool::{ChunkCounter, Worker};
 use crate::state::PagedState;
+use crate::weights::CpuWeight;
 
 pub(crate) struct CompressStep {
     pub(super) compress: Compress,

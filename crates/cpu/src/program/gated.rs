@@ -7,9 +7,9 @@ use minfer_runtime::StateBuffer;
 
 use super::sparse::{Completed, PageTables};
 use super::{Loc, PerWorker, Run, Step};
-use crate::device::CpuWeight;
 use crate::pool::Worker;
 use crate::state::PagedState;
+use crate::weights::CpuWeight;
 
 pub(crate) struct GatedStep {
     pub(super) pool: PoolGated,

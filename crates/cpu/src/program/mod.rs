@@ -27,6 +27,7 @@ use crate::device::Shared;
 use crate::memory::CpuArena;
 use crate::pool::{ChunkCounter, Worker};
 use crate::quantize::QuantizeFn;
+use crate::weights::PackScratch;
 
 pub(crate) use compile::compile;
 
@@ -44,6 +45,7 @@ pub(crate) struct Run<'a> {
     bind: Bind,
     kernels: &'a Kernels,
     quantize: QuantizeFn,
+    pack_scratch: &'a PerWorker<PackScratch>,
     failure: &'a Mutex<Option<String>>,
 }
 
@@ -123,6 +125,7 @@ impl Program for CpuProgram {
             bind,
             kernels: &self.shared.kernels,
             quantize: self.quantize,
+            pack_scratch: &self.shared.pack_scratch,
             failure: &failure,
         };
         let result = self.shared.pool.run(&|worker| {
@@ -153,7 +156,7 @@ struct Slot<T>(UnsafeCell<T>);
 unsafe impl<T: Send> Sync for PerWorker<T> {}
 
 impl<T> PerWorker<T> {
-    fn new(workers: usize, make: impl Fn() -> T) -> PerWorker<T> {
+    pub(crate) fn new(workers: usize, make: impl Fn() -> T) -> PerWorker<T> {
         PerWorker((0..workers).map(|_| Slot(UnsafeCell::new(make()))).collect())
     }
 

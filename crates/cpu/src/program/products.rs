@@ -4,19 +4,35 @@
 use std::sync::Arc;
 
 use super::{Loc, PerWorker, Run, Step, for_each_chunk};
-use crate::device::CpuWeight;
 use crate::matmul::{Job, MatmulFn, RowPair, Rows, x_row_bytes};
-use crate::pack::PackedMatrix;
 use crate::pool::{ChunkCounter, Worker};
+use crate::weights::{CpuWeight, Matrix};
 
 /// Weight bytes that a worker claims at a time when memory bounds the product: long enough to stream.
 const STREAM_BYTES: usize = 128 * 1024;
 
 /// Groups per claim: a stream's worth, or an eighth of each worker's fair share if that is more.
-fn chunk_groups(w: &PackedMatrix, workers: usize) -> usize {
-    let group_bytes = (w.bytes().len() / w.groups().max(1)).max(1);
+fn chunk_groups(w: &Matrix, workers: usize) -> usize {
     let fair = w.groups().div_ceil(8 * workers);
-    (STREAM_BYTES / group_bytes).clamp(1, fair.max(1))
+    (STREAM_BYTES / w.group_bytes().max(1)).clamp(1, fair.max(1))
+}
+
+/// Runs a kernel on some groups of a weight, wherever it lies.
+///
+/// # Safety
+/// As [`MatmulFn`], for a job of this weight; called by the worker itself.
+unsafe fn product(
+    run: &Run<'_>,
+    worker: &Worker<'_>,
+    w: &Matrix,
+    kernel: MatmulFn,
+    job: &Job<'_>,
+    groups: std::ops::Range<usize>,
+) {
+    // SAFETY: by the caller's promise; the borrow ends with the product.
+    if let Err(why) = unsafe { w.product(kernel, job, groups, run.pack_scratch.get(worker)) } {
+        run.fail(why);
+    }
 }
 
 pub(crate) struct MatmulStep {
@@ -39,7 +55,7 @@ impl Step for MatmulStep {
         let job = Job {
             k: w.k(),
             n: w.n(),
-            weights: w.bytes().as_ptr(),
+            weights: std::ptr::null(),
             x: run.at(&self.x, 0),
             x_stride: self.x.row_bytes / parts,
             y: run.at(&self.y, 0).cast(),
@@ -50,7 +66,7 @@ impl Step for MatmulStep {
         for_each_chunk(&self.next, w.groups(), chunk, |groups| {
             // SAFETY: the kernel was selected for this machine and this type; activations were written by the
             // quantiser; claimed groups are this worker's alone.
-            unsafe { (self.kernel)(&job, groups) }
+            unsafe { product(run, worker, w, self.kernel, &job, groups) }
         });
     }
 
@@ -83,7 +99,7 @@ impl Step for HeadsStep {
             let job = Job {
                 k: w.k(),
                 n: w.n(),
-                weights: w.bytes().as_ptr(),
+                weights: std::ptr::null(),
                 x: run.at(&self.x, 0).wrapping_add(head * x_row_bytes(w.ty(), w.k())),
                 x_stride: self.x.row_bytes,
                 y: run.at(&self.y, 0).cast::<f32>().wrapping_add(head * w.n()),
@@ -91,7 +107,9 @@ impl Step for HeadsStep {
                 rows: Rows::All(rows),
             };
             // SAFETY: as for the dense product; heads have different parts of an output row.
-            unsafe { (self.kernel)(&job, part * chunk..((part + 1) * chunk).min(w.groups())) }
+            unsafe {
+                product(run, worker, w, self.kernel, &job, part * chunk..((part + 1) * chunk).min(w.groups()))
+            }
         });
     }
 
@@ -181,7 +199,7 @@ impl Step for ExpertsStep {
             let (expert, part) = (sorted.active[task.start / per_expert], task.start % per_expert);
             let groups = part * chunk..((part + 1) * chunk).min(first.groups());
             // SAFETY: as for the dense product; pairs of one expert have different output rows.
-            unsafe { self.product(run, &experts[expert], sorted.of(expert), groups) }
+            unsafe { self.product(run, worker, &experts[expert], sorted.of(expert), groups) }
         });
     }
 
@@ -194,14 +212,15 @@ impl ExpertsStep {
     unsafe fn product(
         &self,
         run: &Run<'_>,
-        w: &PackedMatrix,
+        worker: &Worker<'_>,
+        w: &Matrix,
         pairs: &[RowPair],
         groups: std::ops::Range<usize>,
     ) {
         let job = Job {
             k: w.k(),
             n: w.n(),
-            weights: w.bytes().as_ptr(),
+            weights: std::ptr::null(),
             x: run.at(&self.x, 0),
             x_stride: x_row_bytes(w.ty(), w.k()),
             y: run.at(&self.y, 0).cast(),
@@ -209,7 +228,7 @@ impl ExpertsStep {
             rows: Rows::Pairs(pairs),
         };
         // SAFETY: by the caller's promise.
-        unsafe { (self.kernel)(&job, groups) }
+        unsafe { product(run, worker, w, self.kernel, &job, groups) }
     }
 }
 

@@ -1,15 +1,15 @@
 //! Steps that compute each row from the same row of their inputs: norms, elementwise ops, rope, routing,
 //! storing K and V; `streams` has those that rearrange a row. Worker `w` has the same rows in all of them, so chains of such steps need no barrier.
 
-use minfer_format::TensorBytes;
+use minfer_format::{BlockType, TensorBytes};
 use minfer_graph::{DType, ExpertWeights, Norm, Op, PAGE, Rope, RopeTable, Router, StorePart};
 
 use super::{Loc, PerWorker, Run, Step};
-use crate::device::CpuWeight;
 use crate::embed::gather_row;
 use crate::pool::Worker;
 use crate::quantize::q8_row_bytes;
 use crate::state::PagedState;
+use crate::weights::CpuWeight;
 
 /// What a row step needs beside its operands.
 pub(crate) enum Extra {
@@ -160,11 +160,10 @@ impl<'a> Row<'a> {
         let (ids, out) = unsafe { (self.i32(0), self.out::<f32>(0)) };
         let Extra::Weight(w) = &self.step.extra else { return };
         let CpuWeight::Rows { ty, bytes } = &**w else { return };
-        let table: &TensorBytes = bytes;
         let width = (out.len() / ids.len().max(1)).max(1);
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(width)) {
             let result = match usize::try_from(id) {
-                Ok(id) => gather_row(*ty, table, id, out).map_err(|e| e.to_string()),
+                Ok(id) => embed_row(*ty, bytes, id, out),
                 Err(_) => Err(format!("token id {id} is negative")),
             };
             if let Err(why) = result {
@@ -301,6 +300,17 @@ impl Row<'_> {
                 self.run.fail(format!("row {id} of a table of ids that is shorter"));
             }
         }
+    }
+}
+
+/// A row of a table that may lie in a file.
+fn embed_row(ty: BlockType, table: &TensorBytes, row: usize, out: &mut [f32]) -> Result<(), String> {
+    let bytes = ty.row_bytes(out.len()).unwrap_or(0);
+    let range = row.saturating_mul(bytes)..row.saturating_add(1).saturating_mul(bytes);
+    match table.fetch(range).map_err(|e| format!("row {row} of the embedding table: {e}"))? {
+        Some(encoded) if bytes > 0 => gather_row(ty, &encoded, 0, out).map_err(|e| e.to_string()),
+        // The whole table, for the error.
+        _ => gather_row(ty, table, row, out).map_err(|e| e.to_string()),
     }
 }
 

@@ -11,10 +11,10 @@ use minfer_runtime::StateBuffer;
 use super::attend::covers;
 use super::{Loc, PerWorker, Run, Step, for_each_chunk};
 use crate::attention::{AttendShape, Scratch, SparseRow};
-use crate::device::CpuWeight;
 use crate::index::{PoolScratch, choose};
 use crate::pool::{ChunkCounter, Worker};
 use crate::state::PagedState;
+use crate::weights::CpuWeight;
 
 /// A sequence's positions and pages, row by row.
 #[derive(Clone, Copy)]

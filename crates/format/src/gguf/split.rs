@@ -28,6 +28,8 @@ impl NamedPart {
     pub(super) fn open(path: &Path, part: u32, budget: &mut Budget) -> Result<NamedPart, Error> {
         let bytes = TensorBytes::map(path)?;
         let parsed = parse(path, &bytes, part, budget)?;
+        // All that the header says has been copied.
+        bytes.release();
         Ok(NamedPart { file: path.to_owned(), bytes, parsed })
     }
 }

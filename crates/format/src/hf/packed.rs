@@ -75,6 +75,22 @@ impl Scales {
     }
 }
 
+impl Packed {
+    /// The same with its tensors in memory of this process.
+    ///
+    /// # Errors
+    /// A file has become shorter, or cannot be read.
+    pub fn read(&self) -> Result<Packed, Error> {
+        let scales = |s: &Scales| Ok::<_, Error>(Scales { bytes: s.bytes.read(&self.name)?, ..*s });
+        Ok(Packed {
+            codes: self.codes.read(&self.name)?,
+            scales: scales(&self.scales)?,
+            biases: self.biases.as_ref().map(scales).transpose()?,
+            ..self.clone()
+        })
+    }
+}
+
 impl HfDir {
     /// The weight `name` as rows of `k` numbers, if it is quantised; `None` where it is absent or its numbers stand for
     /// themselves. Only packs of U32 need `k`: they do not say how many bits a number has.

@@ -1,7 +1,9 @@
 //! Tokenizers from GGUF metadata (`tokenizer.ggml.*`).
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use minfer_format::gguf::Metadata;
-use tokenizers::models::bpe::{BPE, Vocab as Ids};
 use tokenizers::normalizers::{NFC, NormalizerWrapper};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -9,10 +11,11 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::{AddedToken, SplitDelimiterBehavior};
 
+use super::pairs::{Merge, Pairs};
 use super::pieces::{Merger, PieceModel, library};
 use super::pre::{self, Pre};
 use super::spm::Spm;
-use super::vocab::{Encoding, Kind, Vocab, byte_token, missing_letters};
+use super::vocab::{Encoding, Kind, Vocab, byte_token, letters, missing_letters};
 use super::{Tokenizer, end_tokens};
 use crate::Error;
 
@@ -51,7 +54,7 @@ impl Tokenizer {
         };
         // The name is looked up first: it is cheap, and the reason that users see most.
         let pre = if encoding == Encoding::ByteLevel { Some(named_pre(meta)?) } else { None };
-        let vocab = Vocab::new(tokens(meta)?, encoding)?;
+        let vocab = Arc::new(vocabulary(meta, encoding)?);
         let parts = match pre {
             Some(pre) => byte_level(meta, &vocab, pre)?,
             None => sentence_piece(meta, &vocab)?,
@@ -66,60 +69,58 @@ fn named_pre(meta: &Metadata) -> Result<&'static Pre, Error> {
     pre::find(name).ok_or_else(|| Error::UnknownPre { pre: name.to_owned(), known })
 }
 
-fn tokens(meta: &Metadata) -> Result<Vec<(Box<str>, Kind)>, Error> {
+fn vocabulary(meta: &Metadata, encoding: Encoding) -> Result<Vocab, Error> {
     let texts = meta.strings(TOKENS)?;
     let types = meta.opt_i32s(TYPES)?;
     if let Some(types) = &types {
         same_length(TYPES, types.len(), texts.len())?;
     }
     let kind = |id: usize| types.as_ref().map_or(Kind::Normal, |types| Kind::from_ggml(types[id]));
-    Ok(texts.iter().enumerate().map(|(id, text)| (text.as_str().into(), kind(id))).collect())
+    Vocab::new(texts.iter().enumerate().map(|(id, text)| (text.as_str(), kind(id))), encoding)
 }
 
 fn same_length(key: &'static str, len: usize, expected: usize) -> Result<(), Error> {
     if len == expected { Ok(()) } else { Err(Error::Length { key, len, expected }) }
 }
 
-fn byte_level(meta: &Metadata, vocab: &Vocab, pre: &Pre) -> Result<Parts, Error> {
-    // Control tokens are never made of text, so the merger does not know them.
-    let ids: Ids =
-        vocab.iter().filter(|t| !t.2.is_special()).map(|(id, text, _)| (text.to_owned(), id)).collect();
-    let missing = missing_letters(|letter| ids.contains_key(letter));
-    let merges = merges(meta.strings(MERGES)?, &ids)?;
-    let bpe = BPE::builder().vocab_and_merges(ids, merges).ignore_merges(pre.ignore_merges).build();
+fn byte_level(meta: &Metadata, vocab: &Arc<Vocab>, pre: &Pre) -> Result<Parts, Error> {
+    let missing = missing_letters(|letter| vocab.text_id(letter).is_some());
+    let merges = merges(meta.strings(MERGES)?, vocab)?;
+    let letters =
+        letters().filter_map(|(c, _)| Some((c, vocab.text_id(c.encode_utf8(&mut [0; 4]))?))).collect();
+    let pairs = Pairs { vocab: vocab.clone(), letters, merges, whole_words: pre.ignore_merges };
     Ok(Parts {
         normalizer: pre.nfc.then_some(NormalizerWrapper::NFC(NFC)),
         pre_tokenizer: Some(splitter(pre)?),
-        merger: Merger::Bpe { bpe: Box::new(bpe.map_err(library)?), missing },
+        merger: Merger::Pairs { pairs, missing },
         default_ids: [None, None],
         add_bos: pre.add_bos,
         space_prefix: false,
     })
 }
 
-/// The pairs of "left right" strings. The library panics on a result that is no token, so all three are
-/// checked here; of equal pairs the first counts.
-fn merges(merges: &[String], ids: &Ids) -> Result<Vec<(String, String)>, Error> {
-    let mut seen = std::collections::HashSet::with_capacity(merges.len());
-    let mut pairs = Vec::with_capacity(merges.len());
-    let mut result = String::new();
+/// The pairs of "left right" strings; of equal pairs the first counts.
+fn merges(merges: &[String], vocab: &Vocab) -> Result<HashMap<(u32, u32), Merge>, Error> {
+    let mut pairs = HashMap::with_capacity(merges.len());
+    let (mut both, mut next) = (String::new(), 0);
     for (index, merge) in merges.iter().enumerate() {
         let refused = |reason| Error::Merge { index, merge: merge.clone(), reason };
         // A left side may be a space itself, so the separator is not the first character.
         let separator = merge.char_indices().skip(1).find(|(_, c)| *c == ' ');
         let Some((at, _)) = separator else { return Err(refused("is not two tokens with a space between")) };
         let (left, right) = (&merge[..at], &merge[at + 1..]);
-        let (Some(left_id), Some(right_id)) = (ids.get(left), ids.get(right)) else {
+        let (Some(left_id), Some(right_id)) = (vocab.text_id(left), vocab.text_id(right)) else {
             return Err(refused("names a token that is not in the vocabulary"));
         };
-        result.clear();
-        result.extend([left, right]);
-        if !ids.contains_key(&result) {
+        both.clear();
+        both.extend([left, right]);
+        // Most vocabularies are in the order of their merges, and looking at the next token is faster than searching.
+        let guess = Some(next).filter(|&id| vocab.text(id) == Some(&both) && !vocab.kind(id).is_special());
+        let Some(result) = guess.or_else(|| vocab.text_id(&both)) else {
             return Err(refused("makes a token that is not in the vocabulary"));
-        }
-        if seen.insert((*left_id, *right_id)) {
-            pairs.push((left.to_owned(), right.to_owned()));
-        }
+        };
+        next = result + 1;
+        pairs.entry((left_id, right_id)).or_insert(Merge { rank: index as u32, result });
     }
     Ok(pairs)
 }
@@ -167,7 +168,7 @@ fn token_id(meta: &Metadata, key: &str, vocab: &Vocab) -> Result<Option<u32>, Er
     known.map(Some).ok_or_else(|| Error::TokenId { key: key.to_owned(), id, len: vocab.len() })
 }
 
-fn assemble(meta: &Metadata, vocab: Vocab, parts: Parts) -> Result<Tokenizer, Error> {
+fn assemble(meta: &Metadata, vocab: Arc<Vocab>, parts: Parts) -> Result<Tokenizer, Error> {
     let [default_bos, default_eos] = parts.default_ids;
     let bos = token_id(meta, BOS, &vocab)?.or(default_bos);
     let eos = token_id(meta, EOS, &vocab)?.or(default_eos);

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -131,7 +132,7 @@ fn build(path: &Path, file: File, config: &Value) -> Result<Tokenizer, Error> {
         added: model.matcher(&added, normalizer.as_ref(), |_| true)?,
         added_plain: model.matcher(&added, normalizer.as_ref(), |token| !token.special)?,
         end_tokens: end_tokens(&vocab, eos),
-        vocab,
+        vocab: Arc::new(vocab),
         normalizer,
         pre_tokenizer,
         model,
@@ -220,11 +221,11 @@ fn table(path: &Path, model: &Model, added: &[Added], encoding: Encoding) -> Res
     if len > model.vocab.len() + added.len() + MAX_HOLES {
         return Err(json(path, format!("the token id {} is far beyond the number of tokens", len - 1)));
     }
-    let mut tokens: Vec<(Box<str>, Kind)> = vec![("".into(), Kind::Absent); len];
+    let mut tokens: Vec<(&str, Kind)> = vec![("", Kind::Absent); len];
     for (text, &id) in &model.vocab {
         let byte = model.byte_fallback && byte_token(text).is_some();
         let kind = if byte { Kind::Byte } else { Kind::Normal };
-        let old = std::mem::replace(&mut tokens[id as usize], (text.as_str().into(), kind));
+        let old = std::mem::replace(&mut tokens[id as usize], (text.as_str(), kind));
         if old.1 != Kind::Absent {
             return Err(json(path, format!("the tokens {:?} and {text:?} have the same id {id}", old.0)));
         }
@@ -234,15 +235,15 @@ fn table(path: &Path, model: &Model, added: &[Added], encoding: Encoding) -> Res
         let text = token.content.as_str();
         let (old_text, old_kind) = &tokens[*id as usize];
         let elsewhere = model.vocab.get(text).is_some_and(|other| other != id);
-        if elsewhere || (*old_kind != Kind::Absent && **old_text != *text) {
+        if elsewhere || (*old_kind != Kind::Absent && *old_text != text) {
             return Err(json(
                 path,
                 format!("the added token {text:?} with the id {id} contradicts the vocabulary"),
             ));
         }
-        tokens[*id as usize] = (text.into(), kind);
+        tokens[*id as usize] = (text, kind);
     }
-    Vocab::new(tokens, encoding)
+    Vocab::new(tokens.into_iter(), encoding)
 }
 
 /// What the post-processor puts in front of a text.

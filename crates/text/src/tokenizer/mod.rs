@@ -3,13 +3,14 @@
 //! In: GGUF metadata ([`Tokenizer::from_gguf`]) or a Hugging Face `tokenizer.json`
 //! ([`Tokenizer::from_hf`]). Out: one read-only [`Tokenizer`]. A text is cut at added tokens, normalised,
 //! split into words by the expressions of its pre-tokenizer (`pre.rs` has the table for GGUF), and each
-//! word becomes ids by merging. The work is done by the `tokenizers` crate, except for SentencePiece
-//! vocabularies with scores, whose merge order it cannot express (`spm.rs`).
+//! word becomes ids by merging. The work is done by the `tokenizers` crate, except for merging with what
+//! GGUF files hold: scores, whose order it cannot express (`spm.rs`), and pairs (`pairs.rs`).
 //!
 //! Decoding never tidies spaces: what a token stands for is a fixed byte string.
 
 mod gguf;
 mod hf;
+mod pairs;
 mod pieces;
 mod pre;
 mod spm;
@@ -42,7 +43,7 @@ pub struct EncodeOptions {
 
 /// A vocabulary with everything that is needed to encode and decode.
 pub struct Tokenizer {
-    vocab: Vocab,
+    vocab: Arc<Vocab>,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     model: PieceModel,

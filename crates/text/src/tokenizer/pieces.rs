@@ -7,6 +7,7 @@ use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::tokenizer::{AddedToken, AddedVocabulary, Model, Normalizer, Token};
 
+use super::pairs::Pairs;
 use super::spm::Spm;
 use crate::Error;
 
@@ -14,6 +15,8 @@ use crate::Error;
 pub(crate) enum Merger {
     /// Merges with ranks; the characters of the byte-level alphabet that the vocabulary lacks.
     Bpe { bpe: Box<BPE>, missing: Vec<(char, u8)> },
+    /// The same, from a GGUF file.
+    Pairs { pairs: Pairs, missing: Vec<(char, u8)> },
     /// Scores.
     Spm(Spm),
 }
@@ -54,21 +57,33 @@ pub(crate) fn library(error: LibraryError) -> Error {
     }
 }
 
+/// Refuses a word with a character that no token stands for.
+fn check_letters(word: &str, missing: &[(char, u8)]) -> Result<(), Error> {
+    match missing.iter().find(|(c, _)| word.contains(*c)) {
+        Some(&(_, byte)) => Err(Error::Unencodable { byte }),
+        None => Ok(()),
+    }
+}
+
+/// As the library wants them; their texts and places are not asked for.
+fn tokens(ids: Vec<u32>) -> Vec<Token> {
+    ids.into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect()
+}
+
 impl Model for PieceModel {
     type Trainer = TrainerWrapper;
 
     fn tokenize(&self, word: &str) -> Result<Vec<Token>, LibraryError> {
         match &self.merger {
             Merger::Bpe { bpe, missing } => {
-                if let Some(&(_, byte)) = missing.iter().find(|(c, _)| word.contains(*c)) {
-                    return Err(Box::new(Error::Unencodable { byte }));
-                }
+                check_letters(word, missing)?;
                 bpe.tokenize(word)
             }
-            Merger::Spm(spm) => {
-                let ids = spm.encode(word)?;
-                Ok(ids.into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect())
+            Merger::Pairs { pairs, missing } => {
+                check_letters(word, missing)?;
+                Ok(tokens(pairs.encode(word)))
             }
+            Merger::Spm(spm) => Ok(tokens(spm.encode(word)?)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The table of tokens: text as written, bytes stood for, kind; and the two ways to undo an encoding.
 
-use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use crate::Error;
@@ -57,33 +57,93 @@ pub(crate) const METASPACE: char = '\u{2581}';
 
 /// All tokens, by id.
 pub(crate) struct Vocab {
-    texts: Vec<Box<str>>,
-    bytes: Vec<Box<[u8]>>,
+    texts: Pieces,
+    bytes: Pieces,
     kinds: Vec<Kind>,
-    /// Ids of the tokens that have a text, sorted by it.
-    by_text: Vec<u32>,
+    /// Finds tokens that have a text.
+    by_text: Index,
+}
+
+/// Byte strings, one after the other: a vocabulary has a few hundred thousand, which are all made at once.
+#[derive(Default)]
+struct Pieces {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Pieces {
+    fn push(&mut self, piece: impl IntoIterator<Item = u8>) {
+        self.bytes.extend(piece);
+        self.ends.push(self.bytes.len());
+    }
+
+    fn get(&self, i: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(i)?;
+        let start = i.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some(&self.bytes[start..end])
+    }
+}
+
+/// A hash table of ids whose keys are the texts of the tokens, which it does not own.
+struct Index {
+    /// An id or [`Index::FREE`]; the length is a power of two, and half of them are free.
+    slots: Vec<u32>,
+    /// Seeded by chance, so that no file can make all its tokens meet in one slot.
+    hash: RandomState,
+}
+
+impl Index {
+    const FREE: u32 = u32::MAX;
+
+    fn new(tokens: usize) -> Index {
+        Index { slots: vec![Index::FREE; (2 * tokens + 1).next_power_of_two()], hash: RandomState::new() }
+    }
+
+    /// The slot of this text: of a token that has it, or free.
+    fn slot(&self, texts: &Pieces, text: &[u8]) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut slot = self.hash.hash_one(text) as usize & mask;
+        while self.slots[slot] != Index::FREE && texts.get(self.slots[slot] as usize) != Some(text) {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    fn get(&self, texts: &Pieces, text: &[u8]) -> Option<u32> {
+        Some(self.slots[self.slot(texts, text)]).filter(|&id| id != Index::FREE)
+    }
 }
 
 impl Vocab {
     /// Two tokens with the same text are refused; tokens without a text are never matched.
-    pub(crate) fn new(tokens: Vec<(Box<str>, Kind)>, encoding: Encoding) -> Result<Vocab, Error> {
-        let bytes = tokens.iter().map(|(text, kind)| stands_for(text, *kind, encoding)).collect();
-        let (texts, kinds): (Vec<Box<str>>, Vec<Kind>) = tokens.into_iter().unzip();
-        let mut by_text: Vec<u32> =
-            (0..texts.len() as u32).filter(|&id| !texts[id as usize].is_empty()).collect();
-        if by_text.is_empty() {
-            return Err(Error::EmptyVocab);
+    pub(crate) fn new<'a>(
+        tokens: impl ExactSizeIterator<Item = (&'a str, Kind)>,
+        encoding: Encoding,
+    ) -> Result<Vocab, Error> {
+        let by_text = Index::new(tokens.len());
+        let kinds = Vec::with_capacity(tokens.len());
+        let mut vocab = Vocab { texts: Pieces::default(), bytes: Pieces::default(), kinds, by_text };
+        for (id, (text, kind)) in (0..).zip(tokens) {
+            vocab.texts.push(text.bytes());
+            push_bytes(text, kind, encoding, &mut vocab.bytes);
+            vocab.kinds.push(kind);
+            if text.is_empty() {
+                continue;
+            }
+            let slot = vocab.by_text.slot(&vocab.texts, text.as_bytes());
+            match vocab.by_text.slots[slot] {
+                Index::FREE => vocab.by_text.slots[slot] = id,
+                first => return Err(Error::DuplicateToken { first, second: id, text: text.to_owned() }),
+            }
         }
-        by_text.sort_by_key(|&id| (&texts[id as usize], id));
-        if let Some(pair) = by_text.windows(2).find(|p| texts[p[0] as usize] == texts[p[1] as usize]) {
-            let text = texts[pair[0] as usize].to_string();
-            return Err(Error::DuplicateToken { first: pair[0], second: pair[1], text });
+        match vocab.texts.bytes.is_empty() {
+            true => Err(Error::EmptyVocab),
+            false => Ok(vocab),
         }
-        Ok(Vocab { texts, bytes, kinds, by_text })
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.texts.len()
+        self.kinds.len()
     }
 
     pub(crate) fn kind(&self, id: u32) -> Kind {
@@ -92,36 +152,43 @@ impl Vocab {
 
     pub(crate) fn text(&self, id: u32) -> Option<&str> {
         let present = self.kind(id) != Kind::Absent;
-        self.texts.get(id as usize).filter(|_| present).map(|text| &**text)
+        // They were pushed as text.
+        self.texts.get(id as usize).filter(|_| present).and_then(|text| std::str::from_utf8(text).ok())
     }
 
     pub(crate) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let present = self.kind(id) != Kind::Absent;
-        self.bytes.get(id as usize).filter(|_| present).map(|bytes| &**bytes)
+        self.bytes.get(id as usize).filter(|_| present)
     }
 
     pub(crate) fn id(&self, text: &str) -> Option<u32> {
-        let place = self.by_text.binary_search_by(|&id| (*self.texts[id as usize]).cmp(text)).ok()?;
-        Some(self.by_text[place])
+        self.by_text.get(&self.texts, text.as_bytes())
+    }
+
+    /// The token that text may become: control tokens are never made of text.
+    pub(crate) fn text_id(&self, text: &str) -> Option<u32> {
+        self.id(text).filter(|&id| !self.kind(id).is_special())
     }
 
     /// Tokens that have a text: id, text, kind.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &str, Kind)> {
-        let all = self.texts.iter().zip(&self.kinds).enumerate();
-        all.map(|(id, (text, kind))| (id as u32, &**text, *kind)).filter(|(_, text, _)| !text.is_empty())
+        let text = |id: u32| std::str::from_utf8(self.texts.get(id as usize)?).ok();
+        let all = (0..self.kinds.len() as u32).filter_map(move |id| Some((id, text(id)?, self.kind(id))));
+        all.filter(|(_, text, _)| !text.is_empty())
     }
 }
 
-fn stands_for(text: &str, kind: Kind, encoding: Encoding) -> Box<[u8]> {
+/// Adds what a token stands for.
+fn push_bytes(text: &str, kind: Kind, encoding: Encoding, out: &mut Pieces) {
     match (kind, encoding) {
-        (Kind::Control | Kind::Unknown | Kind::UserDefined, _) => text.as_bytes().into(),
-        (Kind::Byte, _) if byte_token(text).is_some() => byte_token(text).into_iter().collect(),
-        (_, Encoding::Metaspace) => text.replace(METASPACE, " ").into_bytes().into(),
+        (Kind::Control | Kind::Unknown | Kind::UserDefined, _) => out.push(text.bytes()),
+        (Kind::Byte, _) if byte_token(text).is_some() => out.push(byte_token(text)),
+        (_, Encoding::Metaspace) => out.push(text.replace(METASPACE, " ").into_bytes()),
         // A token with a character outside the alphabet stands for itself, as in Hugging Face's decoder.
-        (_, Encoding::ByteLevel) => {
-            let bytes: Option<Box<[u8]>> = text.chars().map(|c| ALPHABET.get(&c).copied()).collect();
-            bytes.unwrap_or_else(|| text.as_bytes().into())
-        }
+        (_, Encoding::ByteLevel) => match text.chars().all(|c| letter_byte(c).is_some()) {
+            true => out.push(text.chars().filter_map(letter_byte)),
+            false => out.push(text.bytes()),
+        },
     }
 }
 
@@ -133,18 +200,34 @@ pub(crate) fn byte_token(text: &str) -> Option<u8> {
 }
 
 /// The byte-level alphabet of GPT-2: printable bytes of Latin-1 stand for themselves, the others are
-/// numbered from U+0100.
-static ALPHABET: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
+/// numbered from U+0100. By character: the byte, if it is one of the 256.
+static ALPHABET: LazyLock<[Option<u8>; 0x144]> = LazyLock::new(|| {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    let mut others = '\u{100}'..;
-    let letter = |b: u8| if printable(b) { Some(char::from(b)) } else { others.next() };
-    (0..=u8::MAX).zip((0..=u8::MAX).map(letter)).filter_map(|(b, c)| Some((c?, b))).collect()
+    let mut alphabet = [None; 0x144];
+    let mut others = 0x100..;
+    for byte in 0..=u8::MAX {
+        let place = if printable(byte) { Some(usize::from(byte)) } else { others.next() };
+        if let Some(letter) = place.and_then(|place| alphabet.get_mut(place)) {
+            *letter = Some(byte);
+        }
+    }
+    alphabet
 });
+
+/// The byte that a character of the alphabet stands for.
+fn letter_byte(c: char) -> Option<u8> {
+    ALPHABET.get(c as usize).copied().flatten()
+}
+
+/// The alphabet.
+pub(crate) fn letters() -> impl Iterator<Item = (char, u8)> {
+    (0..ALPHABET.len() as u32).filter_map(|c| char::from_u32(c).and_then(|c| Some((c, letter_byte(c)?))))
+}
 
 /// The characters of the byte-level alphabet that these tokens lack, each with its byte.
 pub(crate) fn missing_letters(has: impl Fn(&str) -> bool) -> Vec<(char, u8)> {
     let mut buffer = [0; 4];
-    let mut missing: Vec<(char, u8)> = ALPHABET.iter().map(|(&c, &b)| (c, b)).collect();
+    let mut missing: Vec<(char, u8)> = letters().collect();
     missing.retain(|(c, _)| !has(c.encode_utf8(&mut buffer)));
     missing.sort_unstable();
     missing
@@ -156,11 +239,11 @@ mod tests {
 
     #[test]
     fn the_alphabet_is_the_crates() {
-        let ours: std::collections::BTreeSet<char> = ALPHABET.keys().copied().collect();
+        let ours: std::collections::BTreeSet<char> = letters().map(|(c, _)| c).collect();
         let theirs = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
         assert_eq!(ours, theirs);
-        assert_eq!(ALPHABET[&'Ġ'], b' ');
-        assert_eq!(ALPHABET[&'Ċ'], b'\n');
+        assert_eq!(letter_byte('Ġ'), Some(b' '));
+        assert_eq!(letter_byte('Ċ'), Some(b'\n'));
     }
 
     #[test]
@@ -172,7 +255,11 @@ mod tests {
 
     #[test]
     fn tokens_stand_for_bytes() {
-        let bytes = |text, kind, encoding| stands_for(text, kind, encoding).to_vec();
+        let bytes = |text, kind, encoding| {
+            let mut pieces = Pieces::default();
+            push_bytes(text, kind, encoding, &mut pieces);
+            pieces.get(0).unwrap().to_vec()
+        };
         assert_eq!(bytes("Ġhi", Kind::Normal, Encoding::ByteLevel), b" hi");
         assert_eq!(bytes("Ã©", Kind::Normal, Encoding::ByteLevel), "é".as_bytes());
         assert_eq!(bytes("▁hi", Kind::Normal, Encoding::ByteLevel), "▁hi".as_bytes());
@@ -183,9 +270,14 @@ mod tests {
 
     #[test]
     fn equal_texts_and_nothing_at_all_are_refused() {
-        let token = |text: &str| (text.into(), Kind::Normal);
-        let twice = Vocab::new(vec![token("a"), token("b"), token("a")], Encoding::ByteLevel);
-        assert!(matches!(twice, Err(Error::DuplicateToken { first: 0, second: 2, .. })));
-        assert!(matches!(Vocab::new(vec![token("")], Encoding::ByteLevel), Err(Error::EmptyVocab)));
+        let vocab = |texts: &[&'static str]| {
+            Vocab::new(texts.iter().copied().map(|text| (text, Kind::Normal)), Encoding::ByteLevel)
+        };
+        assert!(matches!(vocab(&["a", "b", "a"]), Err(Error::DuplicateToken { first: 0, second: 2, .. })));
+        assert!(matches!(vocab(&[""]), Err(Error::EmptyVocab)));
+        assert!(matches!(vocab(&[]), Err(Error::EmptyVocab)));
+        let some = vocab(&["a", "", "b", ""]).unwrap();
+        assert_eq!(["a", "b", "", "c"].map(|text| some.id(text)), [Some(0), Some(2), None, None]);
+        assert_eq!((some.text(2), some.bytes(1), some.bytes(4)), (Some("b"), Some(&b""[..]), None));
     }
 }

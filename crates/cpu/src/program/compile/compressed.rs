@@ -5,11 +5,11 @@ use minfer_runtime::DeviceError;
 
 use super::{Compiler, wrong_layout};
 use crate::attention::{AttendShape, Scratch};
-use crate::device::CpuWeight;
 use crate::pool::ChunkCounter;
 use crate::program::Step;
 use crate::program::compressed::{CompressScratch, CompressStep, WindowStep};
 use crate::program::sparse::PageTables;
+use crate::weights::CpuWeight;
 
 impl Compiler<'_> {
     pub(super) fn compress(&self, node: &Node, c: &Compress) -> Result<Box<dyn Step>, DeviceError> {
