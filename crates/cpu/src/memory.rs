@@ -6,10 +6,15 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use minfer_format::bytes::AlignedBuf;
 use minfer_runtime::{Arena, DeviceError, ReadBack, Region, WaitError};
 
 use crate::device::{Shared, out_of_memory};
 use crate::pack::AlignedBytes;
+
+/// From this size on, memory is in huge pages: attention at depth reads it from end to end for every token. Smaller
+/// states would take more than they hold.
+const HUGE_FROM: usize = 8 << 20;
 
 /// Bytes that programs write through raw pointers while the stream lock is held.
 pub(crate) struct StreamBytes(UnsafeCell<AlignedBytes>);
@@ -21,8 +26,11 @@ unsafe impl Sync for StreamBytes {}
 impl StreamBytes {
     pub(crate) fn zeroed(len: usize, what: &str) -> Result<StreamBytes, DeviceError> {
         // At least one byte, so that the base is an aligned address even of nothing.
-        let bytes = AlignedBytes::zeroed(len.max(1)).ok_or_else(|| out_of_memory(len, what))?;
-        Ok(StreamBytes(UnsafeCell::new(bytes)))
+        let memory = AlignedBuf::try_zeroed(len.max(1)).ok_or_else(|| out_of_memory(len, what))?;
+        if len >= HUGE_FROM {
+            memory.prefer_huge_pages();
+        }
+        Ok(StreamBytes(UnsafeCell::new(AlignedBytes::new(memory))))
     }
 
     /// # Safety

@@ -26,8 +26,13 @@ unsafe impl Sync for AlignedBytes {}
 impl AlignedBytes {
     /// Allocates `len` zero bytes; `None` when memory is refused.
     pub fn zeroed(len: usize) -> Option<AlignedBytes> {
-        let region = Arc::new(Region::new(AlignedBuf::try_zeroed(len)?));
-        Some(AlignedBytes { data: region.base, len, _region: region })
+        Some(AlignedBytes::new(AlignedBuf::try_zeroed(len)?))
+    }
+
+    /// All of this memory.
+    pub(crate) fn new(memory: AlignedBuf) -> AlignedBytes {
+        let region = Arc::new(Region::new(memory));
+        AlignedBytes { data: region.base, len: region.len, _region: region }
     }
 
     /// The bytes.
