@@ -52,6 +52,8 @@ pub(crate) struct DeviceArgs {
 pub(crate) enum Kv {
     F32,
     F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 impl From<Kv> for KvFormat {
@@ -59,6 +61,7 @@ impl From<Kv> for KvFormat {
         match kv {
             Kv::F32 => KvFormat::F32,
             Kv::F16 => KvFormat::F16,
+            Kv::Q8_0 => KvFormat::Q8_0,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Causal grouped-query attention over paged keys and values, with an online softmax.
 //!
 //! In: query rows of one sequence, its page list, and the cache of one layer. Out: one output row per
-//! query row, for one KV head at a time, so that a caller can spread (rows, KV head) over threads.
+//! query row, for some of the KV heads, so that a caller can spread (rows, KV heads) over threads.
 //! Which pages a sequence owns and when they are shared is the engine's affair.
 //!
 //! The definition, for one query head at position `p` (Milakov & Gimelshein 2018):
@@ -21,14 +21,17 @@
 //!
 //! Tiles are the pages, so they lie at fixed absolute positions, and a head's result depends on its own
 //! query, its position and the keys before it: not on other rows, nor on where the pages lie.
-//! f16 caches are widened tile by tile, exactly, and then take the same path.
+//! Numbers of f16 and Q8_0 caches are widened exactly, in registers where few queries read a tile, and into a
+//! copy of the tile where many do.
 
 mod blocks;
 mod cache;
+mod q8;
 mod tile;
 mod window;
 
 use std::iter::Peekable;
+use std::ops::Range;
 
 use minfer_graph::PAGE;
 
@@ -36,12 +39,13 @@ use crate::Kernels;
 
 pub use blocks::SparseRow;
 pub use cache::{CacheRows, CacheRowsMut};
-pub(crate) use tile::{AccumulateFn, ScoreFn, Tile};
+pub(crate) use tile::{AccumulateFn, ScoreFn, Tile, WidenFn};
 pub use window::WindowRow;
 
 /// The definitions of what this module's kernels do.
 pub(crate) mod scalar {
     pub(crate) use super::cache::scalar::*;
+    pub(crate) use super::q8::scalar::*;
     pub(crate) use super::tile::scalar::*;
 }
 
@@ -49,6 +53,7 @@ pub(crate) mod scalar {
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2 {
     pub(crate) use super::cache::avx2::*;
+    pub(crate) use super::q8::avx2::*;
     pub(crate) use super::tile::avx2::*;
 }
 
@@ -74,6 +79,14 @@ impl AttendShape {
     }
 }
 
+/// KV heads that a task of [`Kernels::attend`] takes where a step has `rows` rows and some threads share the tasks.
+/// Several heads of one row lie beside each other, so that memory is read in long runs.
+pub fn heads_per_task(shape: &AttendShape, rows: usize, threads: usize) -> usize {
+    let _ = threads;
+    let each: usize = std::env::var("HPT").ok().and_then(|x| x.parse().ok()).unwrap_or(1);
+    if rows == 1 { each.min(shape.kv_heads) } else { 1 }
+}
+
 /// Keys and values of one layer: `k` is `[slots, kv_heads * k_dim]`, `v` is `[slots, kv_heads * v_dim]`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -94,12 +107,23 @@ pub struct QueryRows<'a> {
 }
 
 impl QueryRows<'_> {
-    fn check(&self, shape: &AttendShape, kv_head: usize, scratch: &Scratch) {
+    fn check(&self, shape: &AttendShape, kv_heads: &Range<usize>, scratch: &Scratch) {
         let count = self.positions.len();
-        assert!(count <= scratch.max_rows, "attend: {count} rows in scratch for {}", scratch.max_rows);
+        let queries = count * shape.group() * kv_heads.len();
+        assert!(queries <= scratch.queries, "attend: {queries} queries in scratch for {}", scratch.queries);
         assert_eq!(self.q.len(), count * shape.heads * shape.k_dim, "attend: query rows");
-        assert!(kv_head < shape.kv_heads, "attend: KV head {kv_head} of {}", shape.kv_heads);
+        assert!(kv_heads.end <= shape.kv_heads, "attend: KV heads {kv_heads:?} of {}", shape.kv_heads);
         assert!(self.positions.iter().all(|&p| p >= 0), "attend: a negative position");
+    }
+
+    /// Copies the queries of these KV heads together: `[KV heads, rows, group, k_dim]`.
+    fn gather(&self, shape: &AttendShape, kv_heads: &Range<usize>, out: &mut [f32]) {
+        let width = shape.group() * shape.k_dim;
+        let rows = self.positions.len().max(1);
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let (kv_head, row) = (kv_heads.start + i / rows, i % rows);
+            out.copy_from_slice(&self.q[(row * shape.kv_heads + kv_head) * width..][..width]);
+        }
     }
 }
 
@@ -110,6 +134,13 @@ struct HeadRows<'a> {
     head: usize,
     heads: usize,
     dim: usize,
+}
+
+impl<'a> HeadRows<'a> {
+    /// `count` rows from `slot` on, where they lie.
+    fn tile(&self, slot: usize, count: usize) -> Tile<'a> {
+        Tile::of_cache(self.cache, self.heads * self.dim, slot, (self.head * self.dim, self.dim), count)
+    }
 }
 
 /// Rows that follow each other in one of several caches.
@@ -139,9 +170,15 @@ fn take_runs<I: Iterator>(
     }
 }
 
-/// Queries up to which an f32 tile is read where it lies. Rows in place are often a power of two apart
-/// and compete for few sets of the cache, so for more queries a copy is the faster one.
-const IN_PLACE: usize = 2;
+/// Queries up to which a tile is read where it lies. Rows in place are often a power of two apart and compete for few
+/// sets of the cache, and are widened again for every few queries, so for more queries a copy is the faster one.
+const IN_PLACE: usize = 4;
+
+/// Numbers between the ends of copied rows and the starts of the next ones: an odd number of cache lines from row to
+/// row, for the same reason.
+const fn padded(dim: usize) -> usize {
+    (dim.div_ceil(16) | 1) * 16
+}
 
 /// Running maximum and sum of one query head's softmax.
 #[derive(Clone, Copy, Debug)]
@@ -157,39 +194,227 @@ impl Running {
 /// Working memory of [`Kernels::attend`], one per thread, so that a call allocates nothing.
 #[derive(Debug)]
 pub struct Scratch {
-    max_rows: usize,
-    /// Widened keys and values of one tile: `[PAGE, dim]`.
-    k: Vec<f32>,
-    v: Vec<f32>,
-    /// `[rows, group]`.
-    running: Vec<Running>,
-    /// `[rows, group, v_dim]`.
-    acc: Vec<f32>,
+    /// Query heads of all rows that there is room for.
+    queries: usize,
+    /// `[queries, k_dim]`.
+    q: Vec<f32>,
+    room: Room,
+    fold: Folds,
     /// Where the rows of one tile lie, at most [`PAGE`] places.
     runs: Vec<RowRun>,
 }
 
+/// Widened keys and values of one tile: [`PAGE`] rows each.
+#[derive(Debug)]
+struct Room {
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+/// The state of the softmax of several query heads.
+#[derive(Debug)]
+struct Folds {
+    /// `[queries]`.
+    running: Vec<Running>,
+    keep: Vec<f32>,
+    /// `[queries, PAGE]`.
+    weights: Vec<f32>,
+    /// `[queries, v_dim]`.
+    acc: Vec<f32>,
+}
+
 impl Scratch {
-    /// Room for up to `max_rows` query rows per call in a layer of this shape.
+    /// Room for up to `max_rows` query rows with one KV head per call in a layer of this shape, and for one row with
+    /// all of them.
     pub fn new(shape: &AttendShape, max_rows: usize) -> Scratch {
-        let queries = max_rows * shape.group();
+        let queries = if max_rows == 0 { 0 } else { (max_rows * shape.group()).max(shape.heads) };
         Scratch {
-            max_rows,
-            k: vec![0.0; PAGE * shape.k_dim],
-            v: vec![0.0; PAGE * shape.v_dim],
-            running: vec![Running::EMPTY; queries],
-            acc: vec![0.0; queries * shape.v_dim],
+            queries,
+            q: vec![0.0; queries * shape.k_dim],
+            room: Room {
+                k: vec![0.0; PAGE * padded(shape.k_dim)],
+                v: vec![0.0; PAGE * padded(shape.v_dim)],
+            },
+            fold: Folds {
+                running: vec![Running::EMPTY; queries],
+                keep: vec![0.0; queries],
+                weights: vec![0.0; queries * PAGE],
+                acc: vec![0.0; queries * shape.v_dim],
+            },
             runs: Vec::with_capacity(PAGE),
         }
     }
 }
 
+impl Folds {
+    fn begin(&mut self) {
+        self.running.fill(Running::EMPTY);
+        self.acc.fill(0.0);
+    }
+
+    /// The sums of some queries divided by those of their weights: the output, `[queries, v_dim]`.
+    fn end(&mut self, queries: Range<usize>, v_dim: usize) -> &[f32] {
+        let acc = &mut self.acc[queries.start * v_dim..queries.end * v_dim];
+        for (out, running) in acc.chunks_exact_mut(v_dim).zip(&self.running[queries]) {
+            out.iter_mut().for_each(|o| *o /= running.sum);
+        }
+        acc
+    }
+
+    /// Scores of some queries (`[queries, k_dim]`, the first of them `first`) with the keys that begin at row `at` of a tile.
+    fn score(&mut self, kernels: &Kernels, q: &[f32], first: usize, keys: Tile<'_>, at: usize, scale: f32) {
+        let end = (first + q.len() / keys.dim()) * PAGE;
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (kernels.score)(q, keys, scale, PAGE, &mut self.weights[first * PAGE + at..end]) }
+    }
+
+    /// Turns the `count` scores of each of these queries into weights.
+    fn weigh(&mut self, kernels: &Kernels, queries: Range<usize>, count: usize) {
+        for query in queries {
+            let (running, weights) = (&mut self.running[query], &mut self.weights[query * PAGE..][..count]);
+            // SAFETY: `Kernels` holds only what this machine can run.
+            let max = unsafe { (kernels.max)(weights) };
+            let max = if max > running.max { max } else { running.max };
+            // SAFETY: as above.
+            let sum = unsafe { (kernels.exp_and_sum)(weights, max) };
+            let keep = crate::math::exp(running.max - max);
+            *running = Running { max, sum: running.sum.mul_add(keep, sum) };
+            self.keep[query] = keep;
+        }
+    }
+
+    /// Adds the values that begin at row `at` of a tile to these queries' sums.
+    fn accumulate(&mut self, kernels: &Kernels, queries: Range<usize>, values: Tile<'_>, at: usize) {
+        let acc = &mut self.acc[queries.start * values.dim()..queries.end * values.dim()];
+        let weights = &self.weights[queries.start * PAGE + at..queries.end * PAGE];
+        // SAFETY: as above.
+        unsafe { (kernels.accumulate)(weights, PAGE, values, &self.keep[queries.clone()], acc) }
+        // What is added next to the same tile's sums is added as they are.
+        self.keep[queries].fill(1.0);
+    }
+
+    /// One step of the online softmax: the keys and values of one tile for the first queries, `[queries, k_dim]`.
+    fn fold(&mut self, kernels: &Kernels, q: &[f32], keys: Tile<'_>, values: Tile<'_>, scale: f32) {
+        let queries = 0..q.len() / keys.dim();
+        self.score(kernels, q, 0, keys, 0, scale);
+        self.weigh(kernels, queries.clone(), keys.count());
+        self.accumulate(kernels, queries, values, 0);
+    }
+}
+
+/// Rows of one sequence with some KV heads, as [`Kernels::attend`] takes them.
+struct Attention<'a> {
+    kernels: &'a Kernels,
+    shape: &'a AttendShape,
+    kv: &'a KvView<'a>,
+    rows: &'a QueryRows<'a>,
+    kv_heads: Range<usize>,
+    /// Positions that any row sees.
+    end: usize,
+    /// `[KV heads, rows, group, k_dim]`.
+    q: &'a [f32],
+}
+
+/// Keys, or values.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Keys,
+    Values,
+}
+
+impl Attention<'_> {
+    /// Queries per KV head.
+    fn queries(&self) -> usize {
+        self.rows.positions.len() * self.shape.group()
+    }
+
+    /// The rows of a page that begins at position `start`, of the KV heads from `head` to the last.
+    fn tile(&self, part: Part, start: usize, heads: Range<usize>) -> Tile<'_> {
+        let slot = self.rows.pages[start / PAGE] as usize * PAGE;
+        let (cache, dim) = match part {
+            Part::Keys => (self.kv.k, self.shape.k_dim),
+            Part::Values => (self.kv.v, self.shape.v_dim),
+        };
+        let width = self.shape.kv_heads * dim;
+        let count = (self.end - start).min(PAGE);
+        Tile::of_cache(cache, width, slot, (heads.start * dim, heads.len() * dim), count)
+    }
+
+    /// Asks for rows of a page, or of what is read after it.
+    fn fetch(&self, part: Part, start: usize, rows: Range<usize>) {
+        let tile = self.tile(part, start, self.kv_heads.clone());
+        if rows.start < tile.count() {
+            return tile.fetch(rows);
+        }
+        let rows = rows.start - tile.count()..rows.end - tile.count();
+        match part {
+            Part::Keys => self.tile(Part::Values, start, self.kv_heads.clone()).fetch(rows),
+            Part::Values if start + PAGE < self.end => {
+                self.tile(Part::Keys, start + PAGE, self.kv_heads.clone()).fetch(rows)
+            }
+            Part::Values => {}
+        }
+    }
+
+    /// Reads all rows of a page in strips: each for one head after the other, so that memory is read in order.
+    fn strips(
+        &self,
+        part: Part,
+        start: usize,
+        room: &mut [f32],
+        mut body: impl FnMut(usize, Tile<'_>, usize),
+    ) {
+        let heads = self.kv_heads.len();
+        let count = (self.end - start).min(PAGE);
+        let strip: usize = std::env::var("STRIP").ok().and_then(|x| x.parse().ok()).unwrap_or(8);
+        let dist: usize = std::env::var("DIST").ok().and_then(|x| x.parse().ok()).unwrap_or(1);
+        for at in (0..count).step_by(strip) {
+            let rows = at..(at + strip).min(count);
+            for (i, head) in self.kv_heads.clone().enumerate() {
+                if dist > 0 {
+                    let from = at + strip * dist;
+                    self.fetch(part, start, from + i * strip / heads..from + (i + 1) * strip / heads);
+                }
+                let tile = self.tile(part, start, head..head + 1).rows(rows.clone());
+                body(i, self.kernels.copy(tile, self.queries(), room), at);
+            }
+        }
+    }
+
+    /// One page for all heads.
+    fn fold_page(&self, start: usize, room: &mut Room, fold: &mut Folds) {
+        let (queries, group, k_dim) = (self.queries(), self.shape.group(), self.shape.k_dim);
+        self.strips(Part::Keys, start, &mut room.k, |i, keys, at| {
+            let q = &self.q[i * queries * k_dim..][..queries * k_dim];
+            fold.score(self.kernels, q, i * queries, keys, at, self.shape.scale);
+        });
+        let seen: fn(i32, usize) -> usize = |p, from| (p as usize + 1).saturating_sub(from);
+        let positions = self.rows.positions;
+        for i in 0..self.kv_heads.len() {
+            for (row, &p) in positions.iter().enumerate().filter(|(_, p)| seen(**p, start) > 0) {
+                let first = i * queries + row * group;
+                fold.weigh(self.kernels, first..first + group, seen(p, start).min(PAGE));
+            }
+        }
+        self.strips(Part::Values, start, &mut room.v, |i, values, at| {
+            if positions.iter().all(|&p| seen(p, start + at) >= values.count()) {
+                return fold.accumulate(self.kernels, i * queries..(i + 1) * queries, values, at);
+            }
+            for (row, &p) in positions.iter().enumerate().filter(|(_, p)| seen(**p, start + at) > 0) {
+                let first = i * queries + row * group;
+                let values = values.rows(0..seen(p, start + at).min(values.count()));
+                fold.accumulate(self.kernels, first..first + group, values, at);
+            }
+        });
+    }
+}
+
 impl Kernels {
-    /// Attention of all query heads of KV head `kv_head`, for rows of one sequence.
+    /// Attention of all query heads of KV heads `kv_heads`, for rows of one sequence.
     ///
-    /// `write` receives each row's index and its output, `[heads / kv_heads, v_dim]`, which belongs at
-    /// `kv_head * heads / kv_heads * v_dim` of that row. Every tile of keys and values is read from
-    /// memory once for all rows; the bits are those of a call with one row.
+    /// `write` receives each row's index and a KV head's output, `[heads / kv_heads, v_dim]`, which belongs at
+    /// `kv_head * heads / kv_heads * v_dim` of that row: `(row, kv_head, output)`. Every tile of keys and values
+    /// is read from memory once for all rows; the bits are those of a call with one row and one head.
     ///
     /// A head whose scores are all `-inf`, or one of them NaN or `+inf`, gives NaN.
     ///
@@ -201,84 +426,38 @@ impl Kernels {
         shape: &AttendShape,
         kv: &KvView<'_>,
         rows: &QueryRows<'_>,
-        kv_head: usize,
+        kv_heads: Range<usize>,
         scratch: &mut Scratch,
-        mut write: impl FnMut(usize, &[f32]),
+        mut write: impl FnMut(usize, usize, &[f32]),
     ) {
-        let queries = rows.positions.len() * shape.group();
-        rows.check(shape, kv_head, scratch);
-        let Scratch { k, v, running, acc, .. } = scratch;
-        let (running, acc) = (&mut running[..queries], &mut acc[..queries * shape.v_dim]);
-        running.fill(Running::EMPTY);
-        acc.fill(0.0);
-
-        let k_head = HeadRows { cache: kv.k, head: kv_head, heads: shape.kv_heads, dim: shape.k_dim };
-        let v_head = HeadRows { cache: kv.v, dim: shape.v_dim, ..k_head };
+        rows.check(shape, &kv_heads, scratch);
+        let Scratch { q, room, fold, .. } = scratch;
         let end = rows.positions.iter().max().map_or(0, |&last| last as usize + 1);
-        for start in (0..end).step_by(PAGE) {
-            let slot = rows.pages[start / PAGE] as usize * PAGE;
-            let count = (end - start).min(PAGE);
-            let keys = self.tile(k_head, slot, count, queries, k);
-            let values = self.tile(v_head, slot, count, queries, v);
-            for query in 0..queries {
-                let (row, head) = (query / shape.group(), kv_head * shape.group() + query % shape.group());
-                let seen = (rows.positions[row] as usize + 1).saturating_sub(start).min(PAGE);
-                if seen > 0 {
-                    let q = &rows.q[(row * shape.heads + head) * shape.k_dim..][..shape.k_dim];
-                    let acc = &mut acc[query * shape.v_dim..][..shape.v_dim];
-                    let (keys, values) = (keys.first(seen), values.first(seen));
-                    self.fold_tile(q, keys, values, shape.scale, &mut running[query], acc);
-                }
-            }
-        }
-        for (out, running) in acc.chunks_exact_mut(shape.v_dim).zip(running) {
-            out.iter_mut().for_each(|o| *o /= running.sum);
-        }
-        acc.chunks_exact(shape.group() * shape.v_dim).enumerate().for_each(|(row, out)| write(row, out));
-    }
-
-    /// `count` rows of a head from `slot` on, as f32 in `room`; or in place, where they are f32 and read
-    /// by few queries.
-    fn tile<'a>(
-        &self,
-        rows: HeadRows<'a>,
-        slot: usize,
-        count: usize,
-        queries: usize,
-        room: &'a mut [f32],
-    ) -> Tile<'a> {
-        let HeadRows { cache, head, heads, dim } = rows;
-        let stride = heads * dim;
-        let first = slot * stride + head * dim;
-        match cache {
-            CacheRows::F32(rows) if queries <= IN_PLACE => Tile::new(&rows[first..], stride, dim, count),
-            _ => {
-                self.gather(rows, slot, PAGE, &mut room[..count * dim]);
-                Tile::new(room, dim, dim, count)
-            }
+        let queries = rows.positions.len() * shape.group();
+        let q = &mut q[..queries * kv_heads.len() * shape.k_dim];
+        rows.gather(shape, &kv_heads, q);
+        fold.begin();
+        let attention = Attention { kernels: self, shape, kv, rows, kv_heads: kv_heads.clone(), end, q };
+        (0..end).step_by(PAGE).for_each(|start| attention.fold_page(start, room, fold));
+        for (i, kv_head) in kv_heads.enumerate() {
+            let out = fold.end(i * queries..(i + 1) * queries, shape.v_dim);
+            let rows = out.chunks_exact(shape.group() * shape.v_dim);
+            rows.enumerate().for_each(|(row, out)| write(row, kv_head, out));
         }
     }
 
-    /// Fills `out` with rows of a head from `slot` on, as f32. Up to `ahead` rows behind them may be fetched early.
-    fn gather(&self, rows: HeadRows<'_>, slot: usize, ahead: usize, out: &mut [f32]) {
-        let HeadRows { cache, head, heads, dim } = rows;
-        let stride = heads * dim;
-        let first = slot * stride + head * dim;
-        match cache {
-            CacheRows::F32(rows) => {
-                for (j, out) in out.chunks_exact_mut(dim).enumerate() {
-                    out.copy_from_slice(&rows[first + j * stride..][..dim]);
-                }
-            }
-            CacheRows::F16(rows) => {
-                let end = (slot + out.len() / dim + ahead) * stride;
-                // SAFETY: `Kernels` holds only what this machine can run.
-                unsafe { (self.widen_rows)(&rows[first..end.min(rows.len())], stride, dim, out) }
-            }
+    /// Rows as f32 in `room`; or in place, where they are read by few queries.
+    fn copy<'a>(&self, rows: Tile<'a>, queries: usize, room: &'a mut [f32]) -> Tile<'a> {
+        if queries <= IN_PLACE && rows.is_direct() {
+            return rows;
         }
+        let (dim, count) = (rows.dim(), rows.count());
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (self.widen)(rows, padded(dim), room) }
+        Tile::of_numbers(room, padded(dim), dim, count)
     }
 
-    /// One tile of rows that lie in several places, in the order of `runs`; as [`Kernels::tile`] where it is one.
+    /// One tile of rows that lie in several places, in the order of `runs`; as [`Kernels::copy`] where it is one.
     fn tile_of_runs<'a>(
         &self,
         heads: &[HeadRows<'a>],
@@ -286,41 +465,21 @@ impl Kernels {
         queries: usize,
         room: &'a mut [f32],
     ) -> Tile<'a> {
+        let tile = |run: &RowRun| heads[run.cache].tile(run.slot, run.count);
         if let [run] = runs {
-            return self.tile(heads[run.cache], run.slot, run.count, queries, room);
+            return self.copy(tile(run), queries, room);
         }
         let (dim, mut count) = (heads[0].dim, 0);
-        for run in runs {
-            self.gather(heads[run.cache], run.slot, 0, &mut room[count * dim..][..run.count * dim]);
+        let stride = padded(dim);
+        for (i, run) in runs.iter().enumerate() {
+            if let Some(next) = runs.get(i + 1) {
+                tile(next).fetch(0..next.count);
+            }
+            // SAFETY: `Kernels` holds only what this machine can run.
+            unsafe { (self.widen)(tile(run), stride, &mut room[count * stride..][..run.count * stride]) }
             count += run.count;
         }
-        Tile::new(room, dim, dim, count)
-    }
-
-    /// One step of the online softmax: the keys and values of one tile for one query head.
-    fn fold_tile(
-        &self,
-        q: &[f32],
-        keys: Tile<'_>,
-        values: Tile<'_>,
-        scale: f32,
-        running: &mut Running,
-        acc: &mut [f32],
-    ) {
-        let mut weights = [0.0f32; PAGE];
-        let weights = &mut weights[..keys.count()];
-        // SAFETY: `Kernels` holds only what this machine can run.
-        let max = unsafe {
-            (self.score)(q, keys, scale, weights);
-            (self.max)(weights)
-        };
-        let max = if max > running.max { max } else { running.max };
-        // SAFETY: as above.
-        let sum = unsafe { (self.exp_and_sum)(weights, max) };
-        let keep = crate::math::exp(running.max - max);
-        *running = Running { max, sum: running.sum.mul_add(keep, sum) };
-        // SAFETY: as above.
-        unsafe { (self.accumulate)(weights, values, keep, acc) }
+        Tile::of_numbers(room, stride, dim, count)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Attention. A task is a block of rows and one KV head; consecutive rows of one sequence share each tile
+//! Attention. A task is a block of rows and some KV heads; consecutive rows of one sequence share each tile
 //! of keys and values.
 
 use std::ops::Range;
@@ -8,7 +8,7 @@ use minfer_graph::PAGE;
 use minfer_runtime::StateBuffer;
 
 use super::{Loc, PerWorker, Run, Step, for_each_chunk};
-use crate::attention::{AttendShape, KvView, QueryRows, Scratch};
+use crate::attention::{AttendShape, KvView, QueryRows, Scratch, heads_per_task};
 use crate::pool::{ChunkCounter, Worker};
 use crate::state::PagedState;
 
@@ -30,7 +30,7 @@ pub(crate) struct AttendStep {
 
 /// Rows `start..end`, all of one sequence.
 struct Block<'a> {
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     positions: &'a [i32],
     pages: &'a [i32],
 }
@@ -53,10 +53,12 @@ impl Step for AttendStep {
         // SAFETY: the scratch is this worker's own.
         let scratch = unsafe { self.scratch.get(worker) };
         let blocks = rows.div_ceil(ROW_BLOCK);
+        let each = heads_per_task(&self.shape, rows, worker.count);
+        let parts = self.shape.kv_heads.div_ceil(each);
         // Later rows see more keys: start with them, so that workers finish together.
-        for_each_chunk(&self.next, blocks * self.shape.kv_heads, 1, |task| {
-            let (block, kv_head) =
-                (blocks - 1 - task.start / self.shape.kv_heads, task.start % self.shape.kv_heads);
+        for_each_chunk(&self.next, blocks * parts, 1, |task| {
+            let (block, first_head) = (blocks - 1 - task.start / parts, task.start % parts * each);
+            let kv_heads = first_head..(first_head + each).min(self.shape.kv_heads);
             let mut start = block * ROW_BLOCK;
             let end = (start + ROW_BLOCK).min(rows);
             while start < end {
@@ -67,7 +69,7 @@ impl Step for AttendStep {
                     Some(pages) => {
                         let block = Block { positions: &positions[range.clone()], rows: range, pages };
                         // SAFETY: this task alone writes these rows' part of this head.
-                        unsafe { self.block(run, &kv, block, kv_head, scratch) }
+                        unsafe { self.block(run, &kv, block, kv_heads.clone(), scratch) }
                     }
                     None => run.fail("a row's page list does not cover its position".to_string()),
                 }
@@ -97,14 +99,14 @@ impl AttendStep {
         run: &Run<'_>,
         kv: &KvView<'_>,
         b: Block<'_>,
-        kv_head: usize,
+        kv_heads: Range<usize>,
         scratch: &mut Scratch,
     ) {
         let first = b.rows.start;
         // SAFETY: the rows exist and are complete.
         let q = unsafe { run.get(&self.q, first, b.rows.len()) };
         let rows = QueryRows { q, positions: b.positions, pages: b.pages };
-        run.kernels.attend(&self.shape, kv, &rows, kv_head, scratch, |i, head_out| {
+        run.kernels.attend(&self.shape, kv, &rows, kv_heads, scratch, |i, kv_head, head_out| {
             let at = run.at(&self.out, first + i).cast::<f32>();
             let offset = kv_head * head_out.len();
             // SAFETY: the output row holds `kv_heads` parts of this length, and this part is this task's.
