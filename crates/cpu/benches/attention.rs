@@ -10,11 +10,14 @@
 
 use std::error::Error;
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use half::f16;
 use minfer_cpu::Kernels;
-use minfer_cpu::attention::{AttendShape, CacheRows, KvView, QueryRows, Scratch, heads_per_task};
+use minfer_cpu::attention::{
+    AttendShape, CacheRows, KvView, Partials, QueryRows, Scratch, Share, Shares,
+};
 use minfer_cpu::pack::AlignedBytes;
 use minfer_cpu::pool::{ChunkCounter, Pool};
 use minfer_graph::PAGE;
@@ -30,8 +33,6 @@ const DEPTHS: [usize; 2] = [4096, 16384];
 const ROUNDS: usize = 9;
 const PREFILL_ROWS: usize = 512;
 const PREFILL_DEPTHS: [usize; 2] = [0, 4096];
-/// Rows of a task, as in a program's step.
-const ROW_BLOCK: usize = 16;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -95,13 +96,6 @@ fn main() -> Outcome<()> {
     let pools = [Pool::new(1)?, Pool::new(2)?];
     println!("kernels: {}", kernels.isa().name());
     let mut memory = AlignedBytes::zeroed(WORKING_SET).ok_or("no memory for the working set")?;
-    if std::env::var("HUGE").is_ok() {
-        let b = memory.as_mut_slice();
-        let at = (b.as_ptr() as usize).next_multiple_of(1<<21);
-        let mut r: isize;
-        unsafe { std::arch::asm!("syscall", inlateout("rax") 28isize => r, in("rdi") at, in("rsi") (b.len()-(1<<21)) & !((1<<21)-1), in("rdx") 14usize, out("rcx") _, out("r11") _); }
-        println!("madvise {r}");
-    }
     for format in FORMATS.iter().filter(|f| wanted.is_empty() || wanted.iter().any(|w| w == f.name)) {
         (format.fill)(memory.as_mut_slice());
         if std::env::var("SMALL").is_ok() { small(&kernels, format, &pools[0], &memory)?; continue; }
@@ -144,58 +138,81 @@ impl std::fmt::Display for Rates {
     }
 }
 
-/// Rows of one step: consecutive ones of a sequence share its page list.
+/// Rows of one step.
 struct Step {
     q: Vec<f32>,
     out: Vec<f32>,
-    /// Of each sequence, its rows' positions and its pages.
-    sequences: Vec<(Vec<i32>, Vec<i32>)>,
+    positions: Vec<i32>,
+    /// Where each row's page list begins.
+    table_at: Vec<i32>,
+    pages: Vec<i32>,
+    partials: Partials,
 }
 
 impl Step {
     fn new(sequences: usize, positions: std::ops::Range<usize>) -> Step {
         let rows = sequences * positions.len();
         let pages = positions.end.div_ceil(PAGE);
-        let sequence = |s: usize| {
-            let list = (s * pages..(s + 1) * pages).map(|p| p as i32).collect();
-            (positions.clone().map(|p| p as i32).collect(), list)
-        };
-        let q = noise().take(rows * Q_WIDTH).collect();
-        Step { q, out: vec![0.0; rows * Q_WIDTH], sequences: (0..sequences).map(sequence).collect() }
+        Step {
+            q: noise().take(rows * Q_WIDTH).collect(),
+            out: vec![0.0; rows * Q_WIDTH],
+            positions: (0..sequences).flat_map(|_| positions.clone().map(|p| p as i32)).collect(),
+            table_at: (0..rows).map(|row| (row / positions.len() * pages) as i32).collect(),
+            pages: (0..(sequences * pages) as i32).collect(),
+            partials: Partials::new(&SHAPE, rows, positions.end),
+        }
     }
 
-    /// Seconds of attention over one layer's cache.
+    /// Seconds of attention over one layer's cache, shared out as in a program.
     fn run(&mut self, kernels: &Kernels, pool: &Pool, kv: &KvView<'_>) -> Outcome<f64> {
-        let mut tasks = Vec::new();
-        let mut first = 0;
-        for (positions, pages) in &self.sequences {
-            for positions in positions.chunks(ROW_BLOCK) {
-                let each = heads_per_task(&SHAPE, self.q.len() / Q_WIDTH, pool.threads());
-                let heads = (0..SHAPE.kv_heads).step_by(each);
-                tasks.extend(heads.map(|h| (first, positions, pages, h..h + each)));
-                first += positions.len();
-            }
-        }
-        tasks.reverse();
-        let out = SendPtr(self.out.as_mut_ptr());
-        let (next, q) = (ChunkCounter::new(), &self.q);
-        let scratch: Vec<_> = (0..pool.threads()).map(|_| std::sync::Mutex::new(Scratch::new(&SHAPE, ROW_BLOCK))).collect();
+        let last = self.positions.iter().copied().max().unwrap_or(0);
+        let shares = Shares::new(&SHAPE, &self.table_at, last, pool.threads(), &self.partials);
+        let mut scratch: Vec<Mutex<Scratch>> = Vec::new();
+        scratch.resize_with(pool.threads(), || Mutex::new(Scratch::new(&SHAPE)));
+        let (out, next, step) = (SendPtr(self.out.as_mut_ptr()), ChunkCounter::new(), &*self);
         let start = Instant::now();
         pool.run(&|worker| {
             let Ok(mut scratch) = scratch[worker.index].lock() else { return };
-            while let Some(task) = next.claim(tasks.len(), 1) {
-                let (first, positions, pages, heads) = tasks[task.start].clone();
-                let rows = QueryRows { q: &q[first * Q_WIDTH..][..positions.len() * Q_WIDTH], positions, pages };
-                kernels.attend(&SHAPE, kv, &rows, heads, &mut scratch, |row, head, head_out| {
-                    let at = (first + row) * Q_WIDTH + head * head_out.len();
-                    // SAFETY: tasks write disjoint parts of the output.
-                    unsafe { std::ptr::copy_nonoverlapping(head_out.as_ptr(), out.at(at), head_out.len()) }
-                });
+            while let Some(task) = next.claim(shares.tasks(), 1) {
+                step.share(kernels, kv, &shares.task(task.start), &mut scratch, &out);
+            }
+            if shares.is_split() {
+                worker.barrier();
+                for i in worker.share(step.positions.len() * SHAPE.heads, 1) {
+                    let (row, head) = (i / SHAPE.heads, i % SHAPE.heads);
+                    // SAFETY: workers write disjoint parts of the output, and all tasks are done.
+                    unsafe {
+                        let out = std::slice::from_raw_parts_mut(out.at(i * SHAPE.v_dim), SHAPE.v_dim);
+                        kernels.merge_ranges(&step.partials, row, step.positions[row] as usize, head, out);
+                    }
+                }
             }
         })?;
         let seconds = start.elapsed().as_secs_f64();
         black_box(&self.out);
         Ok(seconds)
+    }
+
+    fn share(&self, kernels: &Kernels, kv: &KvView<'_>, share: &Share, scratch: &mut Scratch, out: &SendPtr) {
+        let mut first = share.rows.start;
+        for run in self.table_at[share.rows.clone()].chunk_by(|a, b| a == b) {
+            let q = &self.q[first * Q_WIDTH..][..run.len() * Q_WIDTH];
+            let positions = &self.positions[first..first + run.len()];
+            let rows = QueryRows { q, positions, pages: &self.pages[run[0] as usize..] };
+            let heads = share.kv_heads.clone();
+            match share.range {
+                // SAFETY: tasks have parts of their own.
+                Some(range) => unsafe {
+                    kernels.attend_range(&SHAPE, kv, &rows, heads, range, scratch, (&self.partials, first));
+                },
+                None => kernels.attend(&SHAPE, kv, &rows, heads, scratch, |row, head, head_out| {
+                    let at = out.at((first + row) * Q_WIDTH + head * head_out.len());
+                    // SAFETY: tasks write disjoint parts of the output.
+                    unsafe { std::ptr::copy_nonoverlapping(head_out.as_ptr(), at, head_out.len()) }
+                }),
+            }
+            first += run.len();
+        }
     }
 }
 

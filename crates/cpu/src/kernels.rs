@@ -52,6 +52,7 @@ pub struct Kernels {
     pub(crate) score: attention::ScoreFn,
     pub(crate) exp_and_sum: unsafe fn(&mut [f32], f32) -> f32,
     pub(crate) accumulate: attention::AccumulateFn,
+    pub(crate) merge: unsafe fn(&[f32], f32, f32, &mut [f32]),
 }
 
 impl Kernels {
@@ -85,6 +86,7 @@ impl Kernels {
             score: attention::scalar::score,
             exp_and_sum: attention::scalar::exp_and_sum,
             accumulate: attention::scalar::accumulate,
+            merge: attention::scalar::merge,
         }
     }
 
@@ -120,6 +122,7 @@ impl Kernels {
                 score: attention::avx2::score,
                 exp_and_sum: attention::avx2::exp_and_sum,
                 accumulate: attention::avx2::accumulate,
+                merge: attention::avx2::merge,
             });
         }
         None

@@ -1,13 +1,13 @@
 //! Attention of one row over chosen blocks of positions and its incomplete last block.
 //!
 //! Tiles are the pages, as in dense attention, with only the allowed rows in them; pages without any are
-//! skipped. With every block chosen the bits are those of dense attention.
+//! skipped, and so are ranges. With every block chosen the bits are those of dense attention.
 
 use std::ops::Range;
 
 use minfer_graph::PAGE;
 
-use super::{AttendShape, HeadRows, KvView, Scratch, take_runs};
+use super::{AttendShape, HeadRows, KvView, RANGE, Scratch, take_runs};
 use crate::Kernels;
 
 /// A query row and what it may see.
@@ -65,6 +65,7 @@ impl Kernels {
         let v_head = HeadRows { cache: kv.v, dim: shape.v_dim, ..k_head };
         let one = shape.k_dim == shape.v_dim && kv.k.is(&kv.v);
         let mut allowed = row.allowed().peekable();
+        fold.begin_range();
         while let Some(&first) = allowed.peek() {
             let in_page = |_: usize, p: &usize| p / PAGE == first / PAGE;
             take_runs(&mut allowed, in_page, |p| (0, row.slot(p)), runs);
@@ -72,6 +73,10 @@ impl Kernels {
             let values =
                 if one { keys } else { self.tile_of_runs(&[v_head], runs, heads.len(), &mut room.v) };
             fold.fold(self, q, keys, values, shape.scale);
+            if allowed.peek().is_none_or(|next| next / RANGE > first / RANGE) {
+                fold.end_range(self, 0..heads.len(), shape.v_dim);
+                fold.begin_range();
+            }
         }
         fold.end(0..heads.len(), shape.v_dim)
     }

@@ -7,19 +7,26 @@
 //! The definition, for one query head at position `p` (Milakov & Gimelshein 2018):
 //!
 //! ```text
-//! max = -inf; sum = 0; acc = 0
-//! for each page of keys up to p, in order:
-//!     s[j]  = dot(q, k[j]) * scale               in lanes (`math`)
-//!     new   = max(max, s[0], s[1], ..)
-//!     w[j]  = exp(s[j] - new)
-//!     keep  = exp(max - new)
-//!     sum   = fma(sum, keep, w[0] + w[1] + ..)   in lanes
-//!     acc  *= keep; acc[e] = fma(w[j], v[j][e], acc[e])   j ascending
-//!     max   = new
-//! out = acc / sum
+//! for each range of RANGE positions up to p, in order:
+//!     max = -inf; sum = 0; acc = 0
+//!     for each page of keys in it up to p, in order:
+//!         s[j]  = dot(q, k[j]) * scale               in lanes (`math`)
+//!         new   = max(max, s[0], s[1], ..)
+//!         w[j]  = exp(s[j] - new)
+//!         keep  = exp(max - new)
+//!         sum   = fma(sum, keep, w[0] + w[1] + ..)   in lanes
+//!         acc  *= keep; acc[e] = fma(w[j], v[j][e], acc[e])   j ascending
+//!         max   = new
+//!     new    = max(MAX, max)                         MAX = -inf; SUM = 0; ACC = 0 at first
+//!     keep   = exp(MAX - new); w = exp(max - new)
+//!     SUM    = fma(SUM, keep, sum * w)
+//!     ACC[e] = fma(ACC[e], keep, acc[e] * w)
+//!     MAX    = new
+//! out = ACC / SUM
 //! ```
 //!
-//! Tiles are the pages, so they lie at fixed absolute positions, and a head's result depends on its own
+//! Ranges stand alone until they are merged, so that threads can share out the positions of a single row.
+//! Both lie at fixed absolute positions, and a head's result depends on its own
 //! query, its position and the keys before it: not on other rows, nor on where the pages lie.
 //! Numbers of f16 and Q8_0 caches are widened exactly, in registers where few queries read a tile, and into a
 //! copy of the tile where many do.
@@ -27,6 +34,7 @@
 mod blocks;
 mod cache;
 mod q8;
+mod shares;
 mod tile;
 mod window;
 
@@ -39,6 +47,7 @@ use crate::Kernels;
 
 pub use blocks::SparseRow;
 pub use cache::{CacheRows, CacheRowsMut};
+pub use shares::{Partials, ROW_BLOCK, Share, Shares};
 pub(crate) use tile::{AccumulateFn, ScoreFn, Tile, WidenFn};
 pub use window::WindowRow;
 
@@ -79,13 +88,8 @@ impl AttendShape {
     }
 }
 
-/// KV heads that a task of [`Kernels::attend`] takes where a step has `rows` rows and some threads share the tasks.
-/// Several heads of one row lie beside each other, so that memory is read in long runs.
-pub fn heads_per_task(shape: &AttendShape, rows: usize, threads: usize) -> usize {
-    let _ = threads;
-    let each: usize = std::env::var("HPT").ok().and_then(|x| x.parse().ok()).unwrap_or(1);
-    if rows == 1 { each.min(shape.kv_heads) } else { 1 }
-}
+/// Positions of a range; the order of sums depends on it. A whole number of pages.
+pub const RANGE: usize = 8 * PAGE;
 
 /// Keys and values of one layer: `k` is `[slots, kv_heads * k_dim]`, `v` is `[slots, kv_heads * v_dim]`.
 #[derive(Clone, Copy, Debug)]
@@ -174,6 +178,13 @@ fn take_runs<I: Iterator>(
 /// sets of the cache, and are widened again for every few queries, so for more queries a copy is the faster one.
 const IN_PLACE: usize = 4;
 
+/// Rows of all heads that are read before the next ones: with what is fetched meanwhile they fit the nearest cache.
+const STRIP: usize = 8;
+/// The same for one head's rows that many queries read from a copy.
+const COPIED_STRIP: usize = 16;
+/// Strips that memory is asked for ahead.
+const AHEAD: usize = 1;
+
 /// Numbers between the ends of copied rows and the starts of the next ones: an odd number of cache lines from row to
 /// row, for the same reason.
 const fn padded(dim: usize) -> usize {
@@ -189,6 +200,15 @@ struct Running {
 
 impl Running {
     const EMPTY: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// Merges the softmax of a range into that of the ranges before it.
+    fn merge(&mut self, kernels: &Kernels, range: Running, range_acc: &[f32], acc: &mut [f32]) {
+        let max = if range.max > self.max { range.max } else { self.max };
+        let (keep, weight) = (crate::math::exp(self.max - max), crate::math::exp(range.max - max));
+        *self = Running { max, sum: self.sum.mul_add(keep, range.sum * weight) };
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (kernels.merge)(range_acc, weight, keep, acc) }
+    }
 }
 
 /// Working memory of [`Kernels::attend`], one per thread, so that a call allocates nothing.
@@ -221,13 +241,24 @@ struct Folds {
     weights: Vec<f32>,
     /// `[queries, v_dim]`.
     acc: Vec<f32>,
+    /// The same of all ranges before this one.
+    all: Vec<Running>,
+    all_acc: Vec<f32>,
 }
 
 impl Scratch {
-    /// Room for up to `max_rows` query rows with one KV head per call in a layer of this shape, and for one row with
-    /// all of them.
-    pub fn new(shape: &AttendShape, max_rows: usize) -> Scratch {
-        let queries = if max_rows == 0 { 0 } else { (max_rows * shape.group()).max(shape.heads) };
+    /// Room for a task of [`Shares`] in a layer of this shape: up to [`ROW_BLOCK`] query rows with one KV head, or fewer
+    /// rows with several.
+    pub fn new(shape: &AttendShape) -> Scratch {
+        Scratch::of_queries(shape, Shares::queries(shape))
+    }
+
+    /// Room for one row with heads of one KV head.
+    pub fn of_one_row(shape: &AttendShape) -> Scratch {
+        Scratch::of_queries(shape, shape.group())
+    }
+
+    fn of_queries(shape: &AttendShape, queries: usize) -> Scratch {
         Scratch {
             queries,
             q: vec![0.0; queries * shape.k_dim],
@@ -240,6 +271,8 @@ impl Scratch {
                 keep: vec![0.0; queries],
                 weights: vec![0.0; queries * PAGE],
                 acc: vec![0.0; queries * shape.v_dim],
+                all: vec![Running::EMPTY; queries],
+                all_acc: vec![0.0; queries * shape.v_dim],
             },
             runs: Vec::with_capacity(PAGE),
         }
@@ -247,16 +280,34 @@ impl Scratch {
 }
 
 impl Folds {
+    /// Before the first range.
     fn begin(&mut self) {
+        self.all.fill(Running::EMPTY);
+        self.all_acc.fill(0.0);
+    }
+
+    /// Before each range.
+    fn begin_range(&mut self) {
         self.running.fill(Running::EMPTY);
         self.acc.fill(0.0);
     }
 
-    /// The sums of some queries divided by those of their weights: the output, `[queries, v_dim]`.
+    /// After each range, for queries that see some of it.
+    fn end_range(&mut self, kernels: &Kernels, queries: Range<usize>, v_dim: usize) {
+        let values = queries.start * v_dim..queries.end * v_dim;
+        let acc = self.acc[values.clone()].chunks_exact(v_dim);
+        let all_acc = self.all_acc[values].chunks_exact_mut(v_dim);
+        let running = self.running[queries.clone()].iter().zip(&mut self.all[queries]);
+        for ((acc, all_acc), (range, all)) in acc.zip(all_acc).zip(running) {
+            all.merge(kernels, *range, acc, all_acc);
+        }
+    }
+
+    /// After the last one, the output of some queries, `[queries, v_dim]`.
     fn end(&mut self, queries: Range<usize>, v_dim: usize) -> &[f32] {
-        let acc = &mut self.acc[queries.start * v_dim..queries.end * v_dim];
-        for (out, running) in acc.chunks_exact_mut(v_dim).zip(&self.running[queries]) {
-            out.iter_mut().for_each(|o| *o /= running.sum);
+        let acc = &mut self.all_acc[queries.start * v_dim..queries.end * v_dim];
+        for (out, all) in acc.chunks_exact_mut(v_dim).zip(&self.all[queries]) {
+            out.iter_mut().for_each(|o| *o /= all.sum);
         }
         acc
     }
@@ -366,19 +417,29 @@ impl Attention<'_> {
     ) {
         let heads = self.kv_heads.len();
         let count = (self.end - start).min(PAGE);
-        let strip: usize = std::env::var("STRIP").ok().and_then(|x| x.parse().ok()).unwrap_or(8);
-        let dist: usize = std::env::var("DIST").ok().and_then(|x| x.parse().ok()).unwrap_or(1);
+        let strip = if self.queries() <= IN_PLACE { STRIP } else { COPIED_STRIP };
         for at in (0..count).step_by(strip) {
             let rows = at..(at + strip).min(count);
             for (i, head) in self.kv_heads.clone().enumerate() {
-                if dist > 0 {
-                    let from = at + strip * dist;
-                    self.fetch(part, start, from + i * strip / heads..from + (i + 1) * strip / heads);
-                }
+                let ahead = at + AHEAD * strip;
+                self.fetch(part, start, ahead + i * strip / heads..ahead + (i + 1) * strip / heads);
                 let tile = self.tile(part, start, head..head + 1).rows(rows.clone());
                 body(i, self.kernels.copy(tile, self.queries(), room), at);
             }
         }
+    }
+
+    /// Rows that see a position, with how many positions they see from there on.
+    fn rows_that_see(&self, position: usize) -> impl Iterator<Item = (usize, usize)> {
+        let seen = move |(row, &p): (usize, &i32)| (row, (p as usize + 1).saturating_sub(position));
+        self.rows.positions.iter().enumerate().map(seen).filter(|(_, seen)| *seen > 0)
+    }
+
+    /// A range of positions for all heads.
+    fn fold_range(&self, range: usize, room: &mut Room, fold: &mut Folds) {
+        fold.begin_range();
+        let end = self.end.min((range + 1) * RANGE);
+        (range * RANGE..end).step_by(PAGE).for_each(|start| self.fold_page(start, room, fold));
     }
 
     /// One page for all heads.
@@ -388,21 +449,20 @@ impl Attention<'_> {
             let q = &self.q[i * queries * k_dim..][..queries * k_dim];
             fold.score(self.kernels, q, i * queries, keys, at, self.shape.scale);
         });
-        let seen: fn(i32, usize) -> usize = |p, from| (p as usize + 1).saturating_sub(from);
-        let positions = self.rows.positions;
         for i in 0..self.kv_heads.len() {
-            for (row, &p) in positions.iter().enumerate().filter(|(_, p)| seen(**p, start) > 0) {
+            for (row, seen) in self.rows_that_see(start) {
                 let first = i * queries + row * group;
-                fold.weigh(self.kernels, first..first + group, seen(p, start).min(PAGE));
+                fold.weigh(self.kernels, first..first + group, seen.min(PAGE));
             }
         }
+        let first = self.rows.positions.iter().min().map_or(0, |&first| first as usize);
         self.strips(Part::Values, start, &mut room.v, |i, values, at| {
-            if positions.iter().all(|&p| seen(p, start + at) >= values.count()) {
+            if start + at + values.count() <= first + 1 {
                 return fold.accumulate(self.kernels, i * queries..(i + 1) * queries, values, at);
             }
-            for (row, &p) in positions.iter().enumerate().filter(|(_, p)| seen(**p, start + at) > 0) {
+            for (row, seen) in self.rows_that_see(start + at) {
                 let first = i * queries + row * group;
-                let values = values.rows(0..seen(p, start + at).min(values.count()));
+                let values = values.rows(0..seen.min(values.count()));
                 fold.accumulate(self.kernels, first..first + group, values, at);
             }
         });
@@ -436,13 +496,61 @@ impl Kernels {
         let queries = rows.positions.len() * shape.group();
         let q = &mut q[..queries * kv_heads.len() * shape.k_dim];
         rows.gather(shape, &kv_heads, q);
-        fold.begin();
         let attention = Attention { kernels: self, shape, kv, rows, kv_heads: kv_heads.clone(), end, q };
-        (0..end).step_by(PAGE).for_each(|start| attention.fold_page(start, room, fold));
+        fold.begin();
+        for range in 0..end.div_ceil(RANGE) {
+            attention.fold_range(range, room, fold);
+            for i in 0..kv_heads.len() {
+                for (row, _) in attention.rows_that_see(range * RANGE) {
+                    let first = i * queries + row * shape.group();
+                    fold.end_range(self, first..first + shape.group(), shape.v_dim);
+                }
+            }
+        }
         for (i, kv_head) in kv_heads.enumerate() {
             let out = fold.end(i * queries..(i + 1) * queries, shape.v_dim);
             let rows = out.chunks_exact(shape.group() * shape.v_dim);
             rows.enumerate().for_each(|(row, out)| write(row, kv_head, out));
+        }
+    }
+
+    /// The same for the positions of one range only; what it gives goes to `partials`, as rows `first_row..` of the
+    /// step, and [`Kernels::merge_ranges`] ends the work.
+    ///
+    /// # Safety
+    /// This task alone has these rows and heads of the range.
+    ///
+    /// # Panics
+    /// As [`Kernels::attend`].
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn attend_range(
+        &self,
+        shape: &AttendShape,
+        kv: &KvView<'_>,
+        rows: &QueryRows<'_>,
+        kv_heads: Range<usize>,
+        range: usize,
+        scratch: &mut Scratch,
+        (partials, first_row): (&Partials, usize),
+    ) {
+        rows.check(shape, &kv_heads, scratch);
+        let Scratch { q, room, fold, .. } = scratch;
+        let end = rows.positions.iter().max().map_or(0, |&last| last as usize + 1);
+        let (group, queries) = (shape.group(), rows.positions.len() * shape.group());
+        let q = &mut q[..queries * kv_heads.len() * shape.k_dim];
+        rows.gather(shape, &kv_heads, q);
+        let attention = Attention { kernels: self, shape, kv, rows, kv_heads: kv_heads.clone(), end, q };
+        attention.fold_range(range, room, fold);
+        for (i, kv_head) in kv_heads.enumerate() {
+            for (row, _) in attention.rows_that_see(range * RANGE) {
+                for h in 0..group {
+                    let query = i * queries + row * group + h;
+                    let acc = &fold.acc[query * shape.v_dim..][..shape.v_dim];
+                    let at = (first_row + row, kv_head * group + h);
+                    // SAFETY: by the caller's promise.
+                    unsafe { partials.put(at.0, range, at.1, fold.running[query], acc) }
+                }
+            }
         }
     }
 

@@ -80,7 +80,7 @@ fn attend(
 ) -> Vec<f32> {
     let shape = &seq.shape;
     let (q_width, out_width) = (shape.heads * shape.k_dim, shape.heads * shape.v_dim);
-    let mut scratch = Scratch::new(shape, block);
+    let mut scratch = Scratch::of_queries(shape, block * shape.group());
     let mut out = vec![f32::NAN; positions.len() * out_width];
     let blocks =
         q.chunks(block * q_width).zip(positions.chunks(block)).zip(out.chunks_mut(block * out_width));
@@ -225,7 +225,7 @@ fn no_rows_is_no_work() {
     let shape = shape(1, 1, 16, 16);
     let rows = QueryRows { q: &[], positions: &[], pages: &[] };
     let kv = KvView { k: CacheRows::F32(&[]), v: CacheRows::F32(&[]) };
-    Kernels::detect().attend(&shape, &kv, &rows, 0..1, &mut Scratch::new(&shape, 0), |_, _, _| panic!("no row"));
+    Kernels::detect().attend(&shape, &kv, &rows, 0..1, &mut Scratch::of_queries(&shape, 0), |_, _, _| panic!("no row"));
 }
 
 /// One row over chosen blocks, all heads.
@@ -238,7 +238,7 @@ fn attend_blocks(
     block: usize,
     blocks: &[i32],
 ) -> Vec<f32> {
-    let mut scratch = Scratch::new(&seq.shape, 1);
+    let mut scratch = Scratch::of_one_row(&seq.shape);
     let row = SparseRow { q, position: position as usize, pages: &seq.pages, blocks, block };
     let mut heads =
         |heads| kernels.attend_blocks(&seq.shape, &cache.view(), &row, heads, &mut scratch).to_vec();

@@ -116,7 +116,7 @@ fn fetch_line(at: *const u8) {
     // SAFETY: asking for any address is harmless.
     unsafe {
         use std::arch::x86_64::*;
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
@@ -162,6 +162,14 @@ pub(crate) mod scalar {
                 let products = weights[..values.count].iter().enumerate();
                 *a = products.fold(*a * keep, |sum, (j, w)| w.mul_add(values.number(j, i), sum));
             }
+        }
+    }
+
+    /// `all = all * keep + acc * weight`, the first product not rounded by itself.
+    #[inline(always)]
+    pub(crate) fn merge(acc: &[f32], weight: f32, keep: f32, all: &mut [f32]) {
+        for (all, acc) in all.iter_mut().zip(acc) {
+            *all = all.mul_add(keep, acc * weight);
         }
     }
 

@@ -80,6 +80,7 @@ impl Kernels {
         assert!(heads.len() <= scratch.queries, "attend_window: scratch");
         let Scratch { room, fold, runs, .. } = scratch;
         fold.begin();
+        fold.begin_range();
         for (running, &sink) in fold.running.iter_mut().zip(&sinks[heads.clone()]) {
             *running = Running { max: sink, sum: 1.0 };
         }
@@ -91,6 +92,7 @@ impl Kernels {
             let rows = self.tile_of_runs(&caches, runs, heads.len(), &mut room.k);
             fold.fold(self, q, rows, rows, shape.scale);
         }
+        fold.end_range(self, 0..heads.len(), shape.v_dim);
         fold.end(0..heads.len(), shape.v_dim)
     }
 }
@@ -151,7 +153,7 @@ mod tests {
             }
             let run = |k: &Kernels, heads: Range<usize>| {
                 let caches = [CacheRows::F32(&raw), CacheRows::F32(&compressed)];
-                let mut scratch = Scratch::new(&shape, 1);
+                let mut scratch = Scratch::new(&shape);
                 k.attend_window(&shape, caches, &sinks, &row, heads, &mut scratch).to_vec()
             };
             let got = run(&Kernels::detect(), 0..heads);

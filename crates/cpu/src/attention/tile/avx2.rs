@@ -367,6 +367,12 @@ fn accumulate_chunks<E: Numbers, const Q: usize, const W: usize>(
     }
 }
 
+/// The scalar source with wider instructions; elements stand alone, so the bits are the same.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn merge(acc: &[f32], weight: f32, keep: f32, all: &mut [f32]) {
+    super::scalar::merge(acc, weight, keep, all);
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn widen(rows: Tile<'_>, stride: usize, out: &mut [f32]) {
     if rows.is_direct() && rows.dim.is_multiple_of(LANES) {
