@@ -15,9 +15,7 @@ use std::time::Instant;
 
 use half::f16;
 use minfer_cpu::Kernels;
-use minfer_cpu::attention::{
-    AttendShape, CacheRows, KvView, Partials, QueryRows, Scratch, Share, Shares,
-};
+use minfer_cpu::attention::{AttendShape, CacheRows, KvView, Partials, QueryRows, Scratch, Share, Shares};
 use minfer_cpu::pack::AlignedBytes;
 use minfer_cpu::pool::{ChunkCounter, Pool};
 use minfer_graph::PAGE;
@@ -84,7 +82,9 @@ fn small(kernels: &Kernels, format: &Format, pool: &Pool, memory: &AlignedBytes)
         let kv = layers(format, memory, depth)[0];
         let bytes = 2 * depth * format.row_bytes;
         let mut best = f64::MAX;
-        for _ in 0..300 { best = best.min(step.run(kernels, pool, &kv)?); }
+        for _ in 0..300 {
+            best = best.min(step.run(kernels, pool, &kv)?);
+        }
         println!("depth {depth}: {:.1} GB/s", bytes as f64 / 1e9 / best);
     }
     Ok(())
@@ -98,7 +98,10 @@ fn main() -> Outcome<()> {
     let mut memory = AlignedBytes::zeroed(WORKING_SET).ok_or("no memory for the working set")?;
     for format in FORMATS.iter().filter(|f| wanted.is_empty() || wanted.iter().any(|w| w == f.name)) {
         (format.fill)(memory.as_mut_slice());
-        if std::env::var("SMALL").is_ok() { small(&kernels, format, &pools[0], &memory)?; continue; }
+        if std::env::var("SMALL").is_ok() {
+            small(&kernels, format, &pools[0], &memory)?;
+            continue;
+        }
         for (sequences, depth) in [(1, DEPTHS[0]), (1, DEPTHS[1]), (8, DEPTHS[0])] {
             print!("{:5} decode {sequences} x {depth:5}: GB/s (read)", format.name);
             for pool in &pools {

@@ -279,7 +279,8 @@ mod tests {
             let sums: [f32; 4] = unsafe { std::mem::transmute(sums) };
             assert_same_bits(&sums, &[sum_lanes(*x); 4]);
             // Eight different registers, so that their order counts.
-            let rotated: [[f32; LANES]; 8] = std::array::from_fn(|i| std::array::from_fn(|l| x[(l + i) % LANES] + i as f32));
+            let rotated: [[f32; LANES]; 8] =
+                std::array::from_fn(|i| std::array::from_fn(|l| x[(l + i) % LANES] + i as f32));
             // SAFETY: as above.
             let sums = unsafe { avx2::to_array(avx2::sum_lanes_of_8(rotated.map(|x| avx2::load(&x)))) };
             assert_same_bits(&sums, &rotated.map(sum_lanes));

@@ -103,10 +103,7 @@ pub(crate) mod avx2 {
 
     use half::f16;
 
-    use crate::math::{
-        LANES,
-        avx2::load,
-    };
+    use crate::math::{LANES, avx2::load};
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn narrow(x: &[f32], out: &mut [f16]) {

@@ -182,8 +182,6 @@ const IN_PLACE: usize = 4;
 const STRIP: usize = 8;
 /// The same for one head's rows that many queries read from a copy.
 const COPIED_STRIP: usize = 16;
-/// Strips that memory is asked for ahead.
-const AHEAD: usize = 1;
 
 /// Numbers between the ends of copied rows and the starts of the next ones: an odd number of cache lines from row to
 /// row, for the same reason.
@@ -262,10 +260,7 @@ impl Scratch {
         Scratch {
             queries,
             q: vec![0.0; queries * shape.k_dim],
-            room: Room {
-                k: vec![0.0; PAGE * padded(shape.k_dim)],
-                v: vec![0.0; PAGE * padded(shape.v_dim)],
-            },
+            room: Room { k: vec![0.0; PAGE * padded(shape.k_dim)], v: vec![0.0; PAGE * padded(shape.v_dim)] },
             fold: Folds {
                 running: vec![Running::EMPTY; queries],
                 keep: vec![0.0; queries],
@@ -379,35 +374,28 @@ impl Attention<'_> {
         self.rows.positions.len() * self.shape.group()
     }
 
-    /// The rows of a page that begins at position `start`, of the KV heads from `head` to the last.
-    fn tile(&self, part: Part, start: usize, heads: Range<usize>) -> Tile<'_> {
+    /// The rows of a page that begins at position `start`, of all KV heads of the task.
+    fn page(&self, part: Part, start: usize) -> Tile<'_> {
         let slot = self.rows.pages[start / PAGE] as usize * PAGE;
         let (cache, dim) = match part {
             Part::Keys => (self.kv.k, self.shape.k_dim),
             Part::Values => (self.kv.v, self.shape.v_dim),
         };
-        let width = self.shape.kv_heads * dim;
+        let (at, width) = (self.kv_heads.start * dim, self.shape.kv_heads * dim);
         let count = (self.end - start).min(PAGE);
-        Tile::of_cache(cache, width, slot, (heads.start * dim, heads.len() * dim), count)
+        Tile::of_cache(cache, width, slot, (at, self.kv_heads.len() * dim), count)
     }
 
-    /// Asks for rows of a page, or of what is read after it.
-    fn fetch(&self, part: Part, start: usize, rows: Range<usize>) {
-        let tile = self.tile(part, start, self.kv_heads.clone());
-        if rows.start < tile.count() {
-            return tile.fetch(rows);
-        }
-        let rows = rows.start - tile.count()..rows.end - tile.count();
+    /// What is read after a page of a part.
+    fn next(&self, part: Part, start: usize) -> Option<Tile<'_>> {
         match part {
-            Part::Keys => self.tile(Part::Values, start, self.kv_heads.clone()).fetch(rows),
-            Part::Values if start + PAGE < self.end => {
-                self.tile(Part::Keys, start + PAGE, self.kv_heads.clone()).fetch(rows)
-            }
-            Part::Values => {}
+            Part::Keys => Some(self.page(Part::Values, start)),
+            Part::Values => (start + PAGE < self.end).then(|| self.page(Part::Keys, start + PAGE)),
         }
     }
 
-    /// Reads all rows of a page in strips: each for one head after the other, so that memory is read in order.
+    /// Reads all rows of a page in strips: each for one head after the other, so that memory is read in order, and
+    /// rows of the next strip are asked for meanwhile.
     fn strips(
         &self,
         part: Part,
@@ -415,16 +403,21 @@ impl Attention<'_> {
         room: &mut [f32],
         mut body: impl FnMut(usize, Tile<'_>, usize),
     ) {
-        let heads = self.kv_heads.len();
-        let count = (self.end - start).min(PAGE);
-        let strip = if self.queries() <= IN_PLACE { STRIP } else { COPIED_STRIP };
-        for at in (0..count).step_by(strip) {
-            let rows = at..(at + strip).min(count);
-            for (i, head) in self.kv_heads.clone().enumerate() {
-                let ahead = at + AHEAD * strip;
-                self.fetch(part, start, ahead + i * strip / heads..ahead + (i + 1) * strip / heads);
-                let tile = self.tile(part, start, head..head + 1).rows(rows.clone());
-                body(i, self.kernels.copy(tile, self.queries(), room), at);
+        let (heads, queries) = (self.kv_heads.len(), self.queries());
+        let (page, next) = (self.page(part, start), self.next(part, start));
+        let dim = page.dim() / heads;
+        let strip = if queries <= IN_PLACE { STRIP } else { COPIED_STRIP };
+        for at in (0..page.count()).step_by(strip) {
+            let rows = page.rows(at..(at + strip).min(page.count()));
+            let ahead = match at + strip < page.count() {
+                true => Some(page.rows(at + strip..page.count())),
+                false => next,
+            };
+            for i in 0..heads {
+                if let Some(ahead) = ahead {
+                    ahead.fetch(i * strip / heads..(i + 1) * strip / heads);
+                }
+                body(i, self.kernels.copy(rows.part(i * dim, dim), queries, room), at);
             }
         }
     }

@@ -101,8 +101,10 @@ pub(crate) mod avx2 {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn quantize(x: [__m256; 4], inverse: f32) -> __m256i {
         let codes = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse))));
-        let bytes =
-            _mm256_packs_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
+        let bytes = _mm256_packs_epi16(
+            _mm256_packs_epi32(codes[0], codes[1]),
+            _mm256_packs_epi32(codes[2], codes[3]),
+        );
         // Packing saturates to -128..=127, and works per 128-bit half: put the groups of four back in order.
         let bytes = _mm256_max_epi8(bytes, _mm256_set1_epi8(-127));
         _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
@@ -163,7 +165,10 @@ mod tests {
     #[test]
     fn ties_go_to_even() {
         let x = [127.0, 0.5, 1.5, -0.5, -2.5];
-        assert_eq!(loaded(&Kernels::detect(), &stored(&Kernels::detect(), &x), 5), [127.0, 0.0, 2.0, 0.0, -2.0]);
+        assert_eq!(
+            loaded(&Kernels::detect(), &stored(&Kernels::detect(), &x), 5),
+            [127.0, 0.0, 2.0, 0.0, -2.0]
+        );
     }
 
     #[test]

@@ -198,7 +198,10 @@ mod tests {
                             }
                         }
                     }
-                    assert!(seen.iter().all(|&n| n == 1), "{rows} rows, {sequences} sequences, {threads} threads");
+                    assert!(
+                        seen.iter().all(|&n| n == 1),
+                        "{rows} rows, {sequences} sequences, {threads} threads"
+                    );
                     let positions_are_shared = threads > 1 && rows == 1 && last >= RANGE as i32;
                     assert!(!positions_are_shared || shares.is_split());
                 }

@@ -87,9 +87,16 @@ fn attend(
     for ((q, positions), out) in blocks {
         for kv_head in 0..shape.kv_heads {
             let rows = QueryRows { q, positions, pages: &seq.pages };
-            kernels.attend(shape, &cache.view(), &rows, kv_head..kv_head + 1, &mut scratch, |row, _, heads| {
-                out[row * out_width + kv_head * heads.len()..][..heads.len()].copy_from_slice(heads);
-            });
+            kernels.attend(
+                shape,
+                &cache.view(),
+                &rows,
+                kv_head..kv_head + 1,
+                &mut scratch,
+                |row, _, heads| {
+                    out[row * out_width + kv_head * heads.len()..][..heads.len()].copy_from_slice(heads);
+                },
+            );
         }
     }
     out
@@ -225,7 +232,8 @@ fn no_rows_is_no_work() {
     let shape = shape(1, 1, 16, 16);
     let rows = QueryRows { q: &[], positions: &[], pages: &[] };
     let kv = KvView { k: CacheRows::F32(&[]), v: CacheRows::F32(&[]) };
-    Kernels::detect().attend(&shape, &kv, &rows, 0..1, &mut Scratch::of_queries(&shape, 0), |_, _, _| panic!("no row"));
+    Kernels::detect()
+        .attend(&shape, &kv, &rows, 0..1, &mut Scratch::of_queries(&shape, 0), |_, _, _| panic!("no row"));
 }
 
 /// One row over chosen blocks, all heads.

@@ -76,6 +76,12 @@ impl<'a> Tile<'a> {
         Tile { count: rows.len(), data: &self.data[rows.start * self.stride..], ..self }
     }
 
+    /// Numbers `at..at + dim` of these rows.
+    pub(super) fn part(self, at: usize, dim: usize) -> Tile<'a> {
+        debug_assert!(at + dim <= self.dim);
+        Tile { at: self.at + at, dim, ..self }
+    }
+
     /// Asks the memory for rows, as far as there are any.
     #[inline(always)]
     pub(super) fn fetch(&self, rows: Range<usize>) {

@@ -56,7 +56,9 @@ impl Step for AttendStep {
                     Some(pages) => {
                         let positions = &positions[rows.clone()];
                         // SAFETY: this task alone has these rows' part of these heads and this range.
-                        unsafe { self.share(run, &kv, (positions, pages), Share { rows, ..share.clone() }, scratch) }
+                        unsafe {
+                            self.share(run, &kv, (positions, pages), Share { rows, ..share.clone() }, scratch)
+                        }
                     }
                     None => run.fail("a row's page list does not cover its position".to_string()),
                 }

@@ -137,13 +137,7 @@ pub(crate) fn score(q: &[f32], keys: Tile<'_>, scale: f32, stride: usize, scores
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn score_as<E: Numbers>(
-    mut q: &[f32],
-    keys: Tile<'_>,
-    scale: f32,
-    stride: usize,
-    mut scores: &mut [f32],
-) {
+fn score_as<E: Numbers>(mut q: &[f32], keys: Tile<'_>, scale: f32, stride: usize, mut scores: &mut [f32]) {
     assert!(keys.is_direct(), "attend: rows that are not whole blocks");
     while !q.is_empty() {
         let count = together(q.len() / keys.dim);
@@ -176,7 +170,8 @@ fn score_queries<E: Numbers, const Q: usize, const N: usize>(
         }
     }
     for j in whole..keys.count {
-        for (i, [sum]) in finish::<Q, 1>(lanes_of::<E, Q, 1>(q, keys, j), q, keys, j).into_iter().enumerate() {
+        for (i, [sum]) in finish::<Q, 1>(lanes_of::<E, Q, 1>(q, keys, j), q, keys, j).into_iter().enumerate()
+        {
             scores[i * stride + j] = sum * scale;
         }
     }
@@ -229,7 +224,7 @@ fn lanes_of<E: Numbers, const Q: usize, const N: usize>(
     lanes
 }
 
-/// Ends the dot products: what does not fill a register (f32 only), and the sum of the lanes.
+/// Ends the dot products: the sums of the lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn finish<const Q: usize, const N: usize>(
@@ -238,27 +233,41 @@ fn finish<const Q: usize, const N: usize>(
     keys: Tile<'_>,
     j: usize,
 ) -> [[f32; N]; Q] {
-    let mut sums = [[0.0; N]; Q];
-    let whole = keys.dim / LANES * LANES;
-    if whole < keys.dim || !N.is_multiple_of(4) {
-        for i in 0..Q {
-            for n in 0..N {
-                let mut lanes = to_array(lanes[i][n]);
-                for (at, lane) in (whole..keys.dim).zip(&mut lanes) {
-                    *lane = q[i * keys.dim + at].mul_add(keys.number(j + n, at), *lane);
-                }
-                sums[i][n] = sum_lanes(lanes);
-            }
-        }
-        return sums;
+    if !keys.dim.is_multiple_of(LANES) {
+        return finish_tails(lanes, q, keys, j);
     }
-    let (lanes, out) = (lanes.as_flattened(), sums.as_flattened_mut());
-    let (eights, rest) = lanes.as_chunks::<8>();
-    let (out8, out_rest) = out.as_chunks_mut::<LANES>();
+    let mut sums = [[0.0; N]; Q];
+    let (eights, rest) = lanes.as_flattened().as_chunks::<8>();
+    let (out8, out) = sums.as_flattened_mut().as_chunks_mut::<LANES>();
     eights.iter().zip(out8).for_each(|(lanes, out)| store(out, sum_lanes_of_8(*lanes)));
-    for (lanes, out) in rest.as_chunks::<4>().0.iter().zip(out_rest.as_chunks_mut::<4>().0) {
+    let ((fours, rest), (out4, out)) = (rest.as_chunks::<4>(), out.as_chunks_mut::<4>());
+    for (lanes, out) in fours.iter().zip(out4) {
         // SAFETY: four floats.
         unsafe { _mm_storeu_ps(out.as_mut_ptr(), sum_lanes_of_4(*lanes)) }
+    }
+    rest.iter().zip(out).for_each(|(lanes, out)| *out = sum_lanes(to_array(*lanes)));
+    sums
+}
+
+/// The same with what does not fill a register.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn finish_tails<const Q: usize, const N: usize>(
+    lanes: [[__m256; N]; Q],
+    q: &[f32],
+    keys: Tile<'_>,
+    j: usize,
+) -> [[f32; N]; Q] {
+    let whole = keys.dim / LANES * LANES;
+    let mut sums = [[0.0; N]; Q];
+    for i in 0..Q {
+        for n in 0..N {
+            let mut lanes = to_array(lanes[i][n]);
+            for (at, lane) in (whole..keys.dim).zip(&mut lanes) {
+                *lane = q[i * keys.dim + at].mul_add(keys.number(j + n, at), *lane);
+            }
+            sums[i][n] = sum_lanes(lanes);
+        }
     }
     sums
 }
@@ -281,13 +290,7 @@ pub(crate) fn exp_and_sum(scores: &mut [f32], max: f32) -> f32 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn accumulate(
-    weights: &[f32],
-    stride: usize,
-    values: Tile<'_>,
-    keep: &[f32],
-    acc: &mut [f32],
-) {
+pub(crate) fn accumulate(weights: &[f32], stride: usize, values: Tile<'_>, keep: &[f32], acc: &mut [f32]) {
     by_format!(values, accumulate_as(weights, stride, values, keep, acc))
 }
 
