@@ -120,9 +120,13 @@ fn long_sequences() {
     let model = Tiny::new(BlockType::Q8_0, false).open();
     let prompt = tokens(1100, 5);
     for kv in KvFormat::ALL {
-        let options = |threads, isa| EngineOptions { context: Some(1200), ..options(threads, isa, kv) };
-        let mut reference =
-            open(&model, EngineOptions { max_rows: 1100, max_outs: 1100, ..options(1, Isa::detect()) });
+        let options = |threads, isa| EngineOptions {
+            context: Some(1200),
+            max_rows: 1100,
+            max_outs: 1100,
+            ..options(threads, isa, kv)
+        };
+        let mut reference = open(&model, options(1, Isa::detect()));
         let want = bits(&logits_in_chunks(&mut reference, &prompt, &[1100]));
         for (threads, isa, chunks) in [
             (1, Isa::detect(), &[1000, 1][..]),
