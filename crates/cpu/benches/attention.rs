@@ -76,20 +76,6 @@ const FORMATS: [Format; 3] = [
     },
 ];
 
-fn small(kernels: &Kernels, format: &Format, pool: &Pool, memory: &AlignedBytes) -> Outcome<()> {
-    for depth in [64, 128, 256, 512, 1024] {
-        let mut step = Step::new(1, depth - 1..depth);
-        let kv = layers(format, memory, depth)[0];
-        let bytes = 2 * depth * format.row_bytes;
-        let mut best = f64::MAX;
-        for _ in 0..300 {
-            best = best.min(step.run(kernels, pool, &kv)?);
-        }
-        println!("depth {depth}: {:.1} GB/s", bytes as f64 / 1e9 / best);
-    }
-    Ok(())
-}
-
 fn main() -> Outcome<()> {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let kernels = Kernels::detect();
@@ -98,10 +84,6 @@ fn main() -> Outcome<()> {
     let mut memory = AlignedBytes::zeroed(WORKING_SET).ok_or("no memory for the working set")?;
     for format in FORMATS.iter().filter(|f| wanted.is_empty() || wanted.iter().any(|w| w == f.name)) {
         (format.fill)(memory.as_mut_slice());
-        if std::env::var("SMALL").is_ok() {
-            small(&kernels, format, &pools[0], &memory)?;
-            continue;
-        }
         for (sequences, depth) in [(1, DEPTHS[0]), (1, DEPTHS[1]), (8, DEPTHS[0])] {
             print!("{:5} decode {sequences} x {depth:5}: GB/s (read)", format.name);
             for pool in &pools {

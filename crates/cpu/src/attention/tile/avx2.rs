@@ -325,6 +325,8 @@ fn accumulate_as<E: Numbers>(
 }
 
 /// Accumulates `W` registers of output of `Q` queries from `first` on, over all values.
+// Indices name the query and the register in several arrays at once.
+#[allow(clippy::needless_range_loop)]
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn accumulate_chunks<E: Numbers, const Q: usize, const W: usize>(
