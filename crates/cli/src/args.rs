@@ -69,6 +69,8 @@ impl DeviceArgs {
 pub(crate) enum Kv {
     F32,
     F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 impl From<Kv> for KvFormat {
@@ -76,6 +78,7 @@ impl From<Kv> for KvFormat {
         match kv {
             Kv::F32 => KvFormat::F32,
             Kv::F16 => KvFormat::F16,
+            Kv::Q8_0 => KvFormat::Q8_0,
         }
     }
 }

@@ -45,11 +45,11 @@ draft head    yes: multi-token prediction, one token after another (run --specul
 parameters    179.6 B, 51.2 B of them in the n-gram table, 2.6 B in the draft head; a token is computed with 6.7 B
 tokenizer     none
 weights       233.2 GiB in memory on the CPU, repacked (9.8 MiB with --no-repack)
-KV per token  24.8 KiB in f16, 49.5 KiB in f32
-KV in all     2.4 GiB in f16, 4.7 GiB in f32 at 100000 tokens
+KV per token  24.8 KiB in f16, 13.1 KiB in q8_0, 49.5 KiB in f32
+KV in all     2.4 GiB in f16, 1.3 GiB in q8_0, 4.7 GiB in f32 at 100000 tokens
 recurrent     112.6 MiB per sequence, whatever its length
-windows       12.0 KiB in f16, 24.0 KiB in f32 per sequence, whatever its length
-in all        235.7 GiB with f16, 238.0 GiB with f32: weights and one such sequence
+windows       12.0 KiB in f16, 6.4 KiB in q8_0, 24.0 KiB in f32 per sequence, whatever its length
+in all        235.7 GiB with f16, 234.5 GiB with q8_0, 238.0 GiB with f32: weights and one such sequence
 ";
     assert_eq!(text("qwen3.8-flash-next:bf16", "100000"), want);
     let info = info("qwen3.8-flash-next:bf16", "1000");
@@ -92,10 +92,10 @@ fn info_of_deepseek() {
         "attention     64 heads of 512, 1 for keys and values",
         "draft head    yes: multi-token prediction, one token after another (run --speculate)",
         "parameters    291.0 B, 6.7 B in the draft head; a token is computed with 13.3 B",
-        "KV per token  6.7 KiB in f16, 13.4 KiB in f32",
-        "KV in all     6.4 GiB in f16, 12.8 GiB in f32 at 1000000 tokens",
+        "KV per token  6.7 KiB in f16, 3.6 KiB in q8_0, 13.4 KiB in f32",
+        "KV in all     6.4 GiB in f16, 3.4 GiB in q8_0, 12.8 GiB in f32 at 1000000 tokens",
         "recurrent     11.4 MiB per sequence, whatever its length",
-        "windows       5.4 MiB in f16, 10.8 MiB in f32 per sequence, whatever its length",
+        "windows       5.4 MiB in f16, 2.9 MiB in q8_0, 10.8 MiB in f32 per sequence, whatever its length",
     ] {
         assert!(shape.lines().any(|l| l == line), "{line:?} is not in\n{shape}");
     }
@@ -115,8 +115,8 @@ fn info_of_glm() {
         "context       1048576 tokens, nothing is rotated",
         "draft head    yes: multi-token prediction, one token after another (run --speculate)",
         "parameters    320.8 B, 7.4 B in the draft head; a token is computed with 16.7 B",
-        "KV per token  11.7 KiB in f16, 23.4 KiB in f32",
-        "windows       22.0 KiB in f16, 44.0 KiB in f32 per sequence, whatever its length",
+        "KV per token  11.7 KiB in f16, 6.2 KiB in q8_0, 23.4 KiB in f32",
+        "windows       22.0 KiB in f16, 11.7 KiB in q8_0, 44.0 KiB in f32 per sequence, whatever its length",
     ] {
         assert!(shape.lines().any(|l| l == line), "{line:?} is not in\n{shape}");
     }

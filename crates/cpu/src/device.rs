@@ -198,7 +198,7 @@ impl Device for CpuDevice {
     }
 
     fn reads_kv(&self, format: KvFormat) -> bool {
-        matches!(format, KvFormat::F32 | KvFormat::F16)
+        matches!(format, KvFormat::F32 | KvFormat::F16 | KvFormat::Q8_0)
     }
 
     fn memory(&self) -> Memory {

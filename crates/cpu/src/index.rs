@@ -103,12 +103,12 @@ impl Kernels {
         out: &mut [f32],
     ) {
         assert!(keys.len() == out.len() * width && products.len() == out.len(), "index_scores: keys");
-        let keys = Tile::new(keys, width, width, out.len());
+        let keys = Tile::of_numbers(keys, width, width, out.len());
         out.fill(0.0);
         for (h, q) in q.chunks_exact(width).enumerate() {
             // SAFETY: `Kernels` holds only what this machine can run.
             unsafe {
-                (self.score)(q, keys, 1.0, products);
+                (self.score)(q, keys, 1.0, products.len(), products);
                 (self.relu_fold)(weights.map_or(1.0, |w| w[h]), products, out);
             }
         }

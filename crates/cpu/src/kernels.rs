@@ -47,10 +47,12 @@ pub struct Kernels {
     pub(crate) softmax: Unary,
     pub(crate) combine: Binary,
     pub(crate) narrow: unsafe fn(&[f32], &mut [f16]),
-    pub(crate) widen_rows: unsafe fn(&[f16], usize, usize, &mut [f32]),
+    pub(crate) narrow_q8: unsafe fn(&[f32], &mut [u8]),
+    pub(crate) widen: attention::WidenFn,
     pub(crate) score: attention::ScoreFn,
     pub(crate) exp_and_sum: unsafe fn(&mut [f32], f32) -> f32,
     pub(crate) accumulate: attention::AccumulateFn,
+    pub(crate) merge: unsafe fn(&[f32], f32, f32, &mut [f32]),
 }
 
 impl Kernels {
@@ -79,10 +81,12 @@ impl Kernels {
             softmax: router::scalar::softmax,
             combine: router::scalar::combine,
             narrow: attention::scalar::narrow,
-            widen_rows: attention::scalar::widen_rows,
+            narrow_q8: attention::scalar::narrow_q8,
+            widen: attention::scalar::widen,
             score: attention::scalar::score,
             exp_and_sum: attention::scalar::exp_and_sum,
             accumulate: attention::scalar::accumulate,
+            merge: attention::scalar::merge,
         }
     }
 
@@ -113,10 +117,12 @@ impl Kernels {
                 softmax: router::avx2::softmax,
                 combine: router::avx2::combine,
                 narrow: attention::avx2::narrow,
-                widen_rows: attention::avx2::widen_rows,
+                narrow_q8: attention::avx2::narrow_q8,
+                widen: attention::avx2::widen,
                 score: attention::avx2::score,
                 exp_and_sum: attention::avx2::exp_and_sum,
                 accumulate: attention::avx2::accumulate,
+                merge: attention::avx2::merge,
             });
         }
         None

@@ -154,6 +154,23 @@ pub(crate) mod avx2 {
         _mm_add_ps(_mm_add_ps(h0, h2), _mm_add_ps(h1, h3))
     }
 
+    /// [`sum_lanes`] of eight registers at once, in their order.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn sum_lanes_of_8(v: [__m256; 8]) -> __m256 {
+        // Halves of number i below, of number i + 4 above; then pairs, then single lanes.
+        let half = |a, b| {
+            let (low, high) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            _mm256_add_ps(low, high)
+        };
+        let pair = |a, b| _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+        let ab = pair(half(v[0], v[4]), half(v[1], v[5]));
+        let cd = pair(half(v[2], v[6]), half(v[3], v[7]));
+        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let (even, odd) = (_mm256_unpacklo_pd(ab, cd), _mm256_unpackhi_pd(ab, cd));
+        _mm256_add_ps(_mm256_castpd_ps(even), _mm256_castpd_ps(odd))
+    }
+
     /// Ends a dot product: folds the elements that do not fill a register into the lanes, then adds.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
@@ -261,6 +278,12 @@ mod tests {
             // SAFETY: as above; `__m128` is four floats.
             let sums: [f32; 4] = unsafe { std::mem::transmute(sums) };
             assert_same_bits(&sums, &[sum_lanes(*x); 4]);
+            // Eight different registers, so that their order counts.
+            let rotated: [[f32; LANES]; 8] =
+                std::array::from_fn(|i| std::array::from_fn(|l| x[(l + i) % LANES] + i as f32));
+            // SAFETY: as above.
+            let sums = unsafe { avx2::to_array(avx2::sum_lanes_of_8(rotated.map(|x| avx2::load(&x)))) };
+            assert_same_bits(&sums, &rotated.map(sum_lanes));
         }
     }
 }

@@ -111,6 +111,7 @@ impl PagedState {
             match self.format {
                 KvFormat::F32 => CacheRows::F32(std::slice::from_raw_parts(at.cast::<f32>(), len / 4)),
                 KvFormat::F16 => CacheRows::F16(std::slice::from_raw_parts(at.cast::<f16>(), len / 2)),
+                KvFormat::Q8_0 => CacheRows::Q8_0(std::slice::from_raw_parts(at, len)),
             }
         }
     }
@@ -146,6 +147,7 @@ impl PagedState {
             match self.format {
                 KvFormat::F32 => CacheRowsMut::F32(std::slice::from_raw_parts_mut(at.cast::<f32>(), width)),
                 KvFormat::F16 => CacheRowsMut::F16(std::slice::from_raw_parts_mut(at.cast::<f16>(), width)),
+                KvFormat::Q8_0 => CacheRowsMut::Q8_0(std::slice::from_raw_parts_mut(at, bytes)),
             }
         }
     }
@@ -308,7 +310,7 @@ mod tests {
     #[test]
     fn units_to_the_host_and_back() {
         let device = CpuDevice::new(1, Isa::detect()).unwrap();
-        for format in [KvFormat::F32, KvFormat::F16] {
+        for format in KvFormat::ALL {
             for (kind, whole, rows) in
                 [(StateKind::paged(&[2, 5, 1]), PAGE, 7), (StateKind::Recurrent { width: 9 }, 1, 1)]
             {

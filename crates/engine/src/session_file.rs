@@ -181,14 +181,18 @@ mod tests {
     use super::*;
     use crate::snapshot::{Held, Origin};
 
-    /// A sequence of 70 tokens, its second page begun, with two checkpoints before its current state.
     fn snapshot() -> Snapshot {
+        snapshot_in(KvFormat::F16)
+    }
+
+    /// A sequence of 70 tokens, its second page begun, with two checkpoints before its current state.
+    fn snapshot_in(format: KvFormat) -> Snapshot {
         let state = |name: &str, kind, draft| Held {
             draft,
             device: DeviceKind::Cpu,
             spec: StateSpec {
                 decl: StateDecl { name: name.to_string(), layer: 3, kind },
-                format: KvFormat::F16,
+                format,
                 pages: 0,
                 window_pages: 0,
             },
@@ -201,11 +205,11 @@ mod tests {
         let origin = Origin {
             arch: "qwen3".to_string(),
             fingerprint: Fingerprint([7; 16]),
-            kv_format: KvFormat::F16,
+            kv_format: format,
             states,
         };
         let mut s = Snapshot::new(Arc::new(origin), (0..70).collect(), vec![16, 64]).unwrap();
-        let bytes = 70 * (3 + 2 + 1) * 2 + 3 * 5 * 4;
+        let bytes = 70 * [3, 2, 1].map(|w| format.row_bytes(w)).iter().sum::<usize>() + 3 * 5 * 4;
         s.payload = (0..bytes).map(|i| (i * i / 7) as u8).collect();
         assert_eq!(s.pieces().last().unwrap().bytes.end, bytes, "the pieces are the payload");
         s
@@ -250,17 +254,17 @@ mod tests {
     #[test]
     fn a_file_gives_back_what_was_saved() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, saved) = (folder.path().join("s"), snapshot());
-        for _ in 0..2 {
+        let path = folder.path().join("s");
+        for saved in KvFormat::ALL.map(snapshot_in) {
             saved.save(&path).unwrap();
             let mut found = Snapshot::open(&path).unwrap();
             assert_eq!(found.name, format!("the session file {}", path.display()));
             found.name.clone_from(&saved.name);
             assert_eq!(found, saved);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+            assert_eq!(fs::read(&path).unwrap(), bytes(&saved));
+            assert_eq!(forged(&encode(&saved), &saved.payload), bytes(&saved));
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
-        assert_eq!(fs::read(&path).unwrap(), bytes(&saved));
-        assert_eq!(forged(&encode(&saved), &saved.payload), bytes(&saved));
     }
 
     /// Fails with "no space left" after so many bytes.

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Golden, data, logits_in_chunks, max_difference, open, options};
-use minfer_engine::{Checkpoint, KvFormat};
+use minfer_engine::{Checkpoint, EngineOptions, KvFormat};
 use minfer_graph::{Bind, Op, Output};
 use minfer_runtime::plan::{Placed, Policy};
 use minfer_runtime::{Executor, ExecutorOptions, SourceError, StateSpec, WeightSource};
@@ -59,6 +59,32 @@ fn qwen3() {
 #[test]
 fn qwen3_moe() {
     check_family("qwen3_moe");
+}
+
+/// What rounding keys and values does to logits, against f32 KV: largest and mean difference over the mean magnitude of
+/// the f32 logits. Tolerances: f16 5e-3 and 1e-3, q8_0 0.1 and 0.01; with experts, of which rounding may choose others,
+/// 1 and 0.03.
+#[test]
+fn rounded_kv_stays_close_to_f32() {
+    for family in ["llama", "llama_plain", "qwen2", "qwen3", "qwen3_moe"] {
+        let dir = data("oracle").join(family);
+        let tokens = Golden::open(&dir.join("golden.safetensors")).ids("input_ids");
+        let model = Checkpoint::open(&dir).unwrap();
+        let run = |kv_format| {
+            let mut engine = open(&model, EngineOptions { kv_format, ..options(2) });
+            logits_in_chunks(&mut engine, &tokens, &[tokens.len()]).concat()
+        };
+        let exact = run(KvFormat::F32);
+        let q8 = if family == "qwen3_moe" { (1.0, 0.03) } else { (0.1, 0.01) };
+        let mean = |x: &[f32]| x.iter().map(|x| x.abs()).sum::<f32>() / x.len() as f32;
+        for (format, most, average) in [(KvFormat::F16, 5e-3, 1e-3), (KvFormat::Q8_0, q8.0, q8.1)] {
+            let off: Vec<f32> = run(format).iter().zip(&exact).map(|(a, b)| a - b).collect();
+            let worst = off.iter().fold(0.0f32, |m, x| m.max(x.abs())) / mean(&exact);
+            let got = mean(&off) / mean(&exact);
+            println!("{family}, {} KV: at most {worst:e}, mean {got:e} of the mean logit", format.name());
+            assert!(got > 0.0 && got <= average && worst <= most, "{family} {}", format.name());
+        }
+    }
 }
 
 /// Configurations as published before transformers 5 (`rope_theta`, `rope_scaling`, `num_experts`) mean the same.

@@ -109,8 +109,36 @@ fn check(model: &Checkpoint, kv: KvFormat, name: &str) {
 
 fn check_type(ty: BlockType, moe: bool) {
     let model = Tiny::new(ty, moe).open();
-    for kv in [KvFormat::F32, KvFormat::F16] {
+    for kv in KvFormat::ALL {
         check(&model, kv, &format!("{ty}{} with {} KV", if moe { " experts" } else { "" }, kv.name()));
+    }
+}
+
+/// Longer than a range of attention, in steps of few rows whose positions threads share out, and in large ones.
+#[test]
+fn long_sequences() {
+    let model = Tiny::new(BlockType::Q8_0, false).open();
+    let prompt = tokens(1100, 5);
+    for kv in KvFormat::ALL {
+        let options = |threads, isa| EngineOptions {
+            context: Some(1200),
+            max_rows: 1100,
+            max_outs: 1100,
+            ..options(threads, isa, kv)
+        };
+        let mut reference = open(&model, options(1, Isa::detect()));
+        let want = bits(&logits_in_chunks(&mut reference, &prompt, &[1100]));
+        for (threads, isa, chunks) in [
+            (1, Isa::detect(), &[1000, 1][..]),
+            (2, Isa::detect(), &[500, 1, 3, 8, 1, 64]),
+            (3, Isa::detect(), &[900, 2, 1]),
+            (2, Isa::Avx2, &[1024, 1, 5]),
+            (2, Isa::Scalar, &[700, 300, 2, 1]),
+        ] {
+            let mut engine = open(&model, options(threads, isa));
+            let got = bits(&logits_in_chunks(&mut engine, &prompt, chunks));
+            assert!(got == want, "{} KV, {threads} threads, {}, chunks {chunks:?}", kv.name(), isa.name());
+        }
     }
 }
 
@@ -251,11 +279,10 @@ proptest! {
         moves in moves(),
         ty in prop::sample::select(vec![BlockType::F32, BlockType::Q8_0, BlockType::Q4_0, BlockType::Q4_K]),
         moe: bool,
-        f16: bool,
+        kv in prop::sample::select(KvFormat::ALL.to_vec()),
         threads in 1usize..3,
     ) {
         let model = Tiny::new(ty, moe).open();
-        let kv = if f16 { KvFormat::F16 } else { KvFormat::F32 };
         play(&model, kv, threads, &moves);
     }
 }

@@ -23,13 +23,13 @@ fn play_all(family: &Family, more: &[&'static str]) {
     let reached = [&REACHED[..], more].concat();
     let seen = Mutex::new((HashSet::new(), 0));
     // One for each format of keys and values, for all schedules: they draw from the same tokens.
-    let straight = [KvFormat::F32, KvFormat::F16].map(|kv| Mutex::new(family.straight(kv)));
+    let straight = KvFormat::ALL.map(|kv| (kv, Mutex::new(family.straight(kv))));
     let config =
         ProptestConfig { cases: family.cases, failure_persistence: None, ..ProptestConfig::default() };
     // Rare combinations may need another round of schedules.
     for _ in 0..8 {
         proptest!(config.clone(), |(setup in setup(family.context), moves in schedule(family.chunk))| {
-            let straight = &straight[usize::from(setup.kv == KvFormat::F16)];
+            let (_, straight) = straight.iter().find(|(kv, _)| *kv == setup.kv).unwrap();
             // A failed case leaves a poisoned lock behind; its rows are right all the same.
             let mut straight = straight.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let mut play = Play::new(family, setup, &mut straight);

@@ -19,26 +19,46 @@ use thiserror::Error;
 
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
 pub enum KvFormat {
+    /// As computed.
     F32,
+    /// Rounded to nearest, ties to even.
     F16,
+    /// Blocks of [`KvFormat::BLOCK`] numbers as GGUF's Q8_0 has them: an f16 scale, then int8 codes. The last block
+    /// of a row that is not whole blocks wide has fewer codes.
+    Q8_0,
 }
 
 impl KvFormat {
+    /// Every format.
+    pub const ALL: [KvFormat; 3] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0];
+    /// Numbers that share a scale in `Q8_0`.
+    pub const BLOCK: usize = 32;
+
     /// Lower-case name, as flags spell it.
     pub const fn name(self) -> &'static str {
         match self {
             KvFormat::F32 => "f32",
             KvFormat::F16 => "f16",
+            KvFormat::Q8_0 => "q8_0",
         }
     }
 
-    /// Bytes of `width` numbers.
+    /// Bytes of the first `width` numbers of a row.
     pub const fn row_bytes(self, width: usize) -> usize {
         match self {
             KvFormat::F32 => 4 * width,
             KvFormat::F16 => 2 * width,
+            KvFormat::Q8_0 => width + 2 * width.div_ceil(KvFormat::BLOCK),
+        }
+    }
+
+    /// The same; `None` on overflow.
+    pub const fn checked_row_bytes(self, width: usize) -> Option<usize> {
+        // No format takes more than 4 bytes for a number.
+        match width.checked_mul(4) {
+            Some(_) => Some(self.row_bytes(width)),
+            None => None,
         }
     }
 }
@@ -189,7 +209,7 @@ impl StateSpec {
 
     /// Bytes of the first `rows` positions of a page in one part.
     pub fn part_bytes(&self, part: &PagedPart, rows: usize) -> Option<usize> {
-        self.format.row_bytes(1).checked_mul(part.width)?.checked_mul(part.rows(rows))
+        self.format.checked_row_bytes(part.width)?.checked_mul(part.rows(rows))
     }
 
     /// Bytes of the whole state; `None` on overflow.

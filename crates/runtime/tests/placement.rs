@@ -120,6 +120,11 @@ fn a_device_that_does_not_read_the_kv_format_gets_no_attention() {
     let attend = |format| places(&graph, &[&device, &host], &policy(format))[4..6].to_vec();
     assert_eq!(attend(KvFormat::F16), ["store_kv@cuda", "attend@cuda"]);
     assert_eq!(attend(KvFormat::F32), ["store_kv@cpu", "attend@cpu"]);
+    let both = Config { kv: vec![KvFormat::F32, KvFormat::F16], ..cpu() }.build();
+    assert_eq!(
+        refusal(&graph, &[&device, &both], &policy(KvFormat::Q8_0)),
+        "no device can run store_kv of layer 0 with q8_0 KV: asked cuda, cpu"
+    );
     let narrow = Config { kv: vec![], ..cpu() }.build();
     assert_eq!(
         refusal(&graph, &[&device, &narrow], &policy(KvFormat::F32)),

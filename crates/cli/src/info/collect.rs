@@ -102,7 +102,30 @@ pub(super) struct MemoryUse {
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct KvBytes {
     pub(super) f16: u64,
+    pub(super) q8_0: u64,
     pub(super) f32: u64,
+}
+
+impl KvBytes {
+    /// `of` each format.
+    fn each(of: impl Fn(KvFormat) -> u64) -> KvBytes {
+        KvBytes { f16: of(KvFormat::F16), q8_0: of(KvFormat::Q8_0), f32: of(KvFormat::F32) }
+    }
+
+    fn get(&self, format: KvFormat) -> u64 {
+        match format {
+            KvFormat::F16 => self.f16,
+            KvFormat::Q8_0 => self.q8_0,
+            KvFormat::F32 => self.f32,
+        }
+    }
+
+    /// `2 B in f16, 1 B in q8_0, 4 B in f32`, with the word between number and format.
+    pub(super) fn text(&self, word: &str) -> String {
+        let one = |n, format: KvFormat| format!("{} {word} {}", units::bytes(n), format.name());
+        let texts = [KvFormat::F16, KvFormat::Q8_0, KvFormat::F32].map(|f| one(self.get(f), f));
+        texts.join(", ")
+    }
 }
 
 impl Info {
@@ -209,17 +232,12 @@ fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> R
         };
         Ok(graph.weight_uses().into_iter().map(bytes).sum())
     };
-    let kv = |tokens: u64| KvBytes {
-        f16: units::kv_bytes_per_token(&graph.states, KvFormat::F16).saturating_mul(tokens),
-        f32: units::kv_bytes_per_token(&graph.states, KvFormat::F32).saturating_mul(tokens),
-    };
+    let kv =
+        |tokens: u64| KvBytes::each(|f| units::kv_bytes_per_token(&graph.states, f).saturating_mul(tokens));
     let default_context = context_size(None, hyper)?;
     let cpu_weight_bytes = on_cpu(true)?;
     let (recurrent, at_context) = (structure::recurrent_bytes(graph), kv(context as u64));
-    let windows = KvBytes {
-        f16: units::window_bytes(&graph.states, KvFormat::F16),
-        f32: units::window_bytes(&graph.states, KvFormat::F32),
-    };
+    let windows = KvBytes::each(|f| units::window_bytes(&graph.states, f));
     let total = |kv: u64| kv.saturating_add(recurrent).saturating_add(cpu_weight_bytes);
     Ok(MemoryUse {
         file_bytes: model.file_bytes(),
@@ -232,9 +250,6 @@ fn memory(model: &Checkpoint, graph: &Graph, hyper: &Hyper, context: usize) -> R
         window_bytes_per_sequence: windows,
         context,
         kv_bytes_at_context: at_context,
-        bytes_at_context: KvBytes {
-            f16: total(at_context.f16.saturating_add(windows.f16)),
-            f32: total(at_context.f32.saturating_add(windows.f32)),
-        },
+        bytes_at_context: KvBytes::each(|f| total(at_context.get(f).saturating_add(windows.get(f)))),
     })
 }

@@ -102,22 +102,16 @@ fn memory(lines: &mut Lines, m: &MemoryUse) {
         "weights",
         &format!("{file}{packed} in memory on the CPU, repacked ({stored} with --no-repack)"),
     );
-    let per = m.kv_bytes_per_token;
-    lines.add("KV per token", &format!("{} in f16, {} in f32", bytes(per.f16), bytes(per.f32)));
-    let all = m.kv_bytes_at_context;
-    let at = format!("{} in f16, {} in f32 at {} tokens", bytes(all.f16), bytes(all.f32), m.context);
-    lines.add("KV in all", &at);
+    lines.add("KV per token", &m.kv_bytes_per_token.text("in"));
+    lines.add("KV in all", &format!("{} at {} tokens", m.kv_bytes_at_context.text("in"), m.context));
     if m.recurrent_bytes_per_sequence > 0 {
         let text = format!("{} per sequence, whatever its length", bytes(m.recurrent_bytes_per_sequence));
         lines.add("recurrent", &text);
     }
     let windows = m.window_bytes_per_sequence;
     if windows.f16 > 0 {
-        let (f16, f32) = (bytes(windows.f16), bytes(windows.f32));
-        lines.add("windows", &format!("{f16} in f16, {f32} in f32 per sequence, whatever its length"));
+        lines.add("windows", &format!("{} per sequence, whatever its length", windows.text("in")));
     }
-    let all = m.bytes_at_context;
-    let text =
-        format!("{} with f16, {} with f32: weights and one such sequence", bytes(all.f16), bytes(all.f32));
+    let text = format!("{}: weights and one such sequence", m.bytes_at_context.text("with"));
     lines.add("in all", &text);
 }

@@ -1,13 +1,13 @@
 //! Attention of one row over chosen blocks of positions and its incomplete last block.
 //!
 //! Tiles are the pages, as in dense attention, with only the allowed rows in them; pages without any are
-//! skipped. With every block chosen the bits are those of dense attention.
+//! skipped, and so are ranges. With every block chosen the bits are those of dense attention.
 
 use std::ops::Range;
 
 use minfer_graph::PAGE;
 
-use super::{AttendShape, HeadRows, KvView, Running, Scratch, take_runs};
+use super::{AttendShape, HeadRows, KvView, RANGE, Scratch, take_runs};
 use crate::Kernels;
 
 /// A query row and what it may see.
@@ -56,30 +56,28 @@ impl Kernels {
         let kv_head = heads.start / shape.group();
         assert!(heads.end <= (kv_head + 1) * shape.group(), "attend_blocks: heads of two KV heads");
         assert!(row.q.len() == shape.heads * shape.k_dim && kv_head < shape.kv_heads, "attend_blocks: heads");
-        assert!(scratch.max_rows > 0 && row.block > 0, "attend_blocks: scratch or block");
-        let Scratch { k, v, running, acc, runs, .. } = scratch;
-        let (running, acc) = (&mut running[..heads.len()], &mut acc[..heads.len() * shape.v_dim]);
-        running.fill(Running::EMPTY);
-        acc.fill(0.0);
+        assert!(heads.len() <= scratch.queries && row.block > 0, "attend_blocks: scratch or block");
+        let Scratch { room, fold, runs, .. } = scratch;
+        fold.begin();
+        let q = &row.q[heads.start * shape.k_dim..heads.end * shape.k_dim];
 
         let k_head = HeadRows { cache: kv.k, head: kv_head, heads: shape.kv_heads, dim: shape.k_dim };
         let v_head = HeadRows { cache: kv.v, dim: shape.v_dim, ..k_head };
         let one = shape.k_dim == shape.v_dim && kv.k.is(&kv.v);
-        let q = &row.q[heads.start * shape.k_dim..heads.end * shape.k_dim];
         let mut allowed = row.allowed().peekable();
+        fold.begin_range();
         while let Some(&first) = allowed.peek() {
             let in_page = |_: usize, p: &usize| p / PAGE == first / PAGE;
             take_runs(&mut allowed, in_page, |p| (0, row.slot(p)), runs);
-            let keys = self.tile_of_runs(&[k_head], runs, heads.len(), k);
-            let values = if one { keys } else { self.tile_of_runs(&[v_head], runs, heads.len(), v) };
-            let heads = q.chunks_exact(shape.k_dim).zip(acc.chunks_exact_mut(shape.v_dim));
-            for ((q, acc), running) in heads.zip(running.iter_mut()) {
-                self.fold_tile(q, keys, values, shape.scale, running, acc);
+            let keys = self.tile_of_runs(&[k_head], runs, heads.len(), &mut room.k);
+            let values =
+                if one { keys } else { self.tile_of_runs(&[v_head], runs, heads.len(), &mut room.v) };
+            fold.fold(self, q, keys, values, shape.scale);
+            if allowed.peek().is_none_or(|next| next / RANGE > first / RANGE) {
+                fold.end_range(self, 0..heads.len(), shape.v_dim);
+                fold.begin_range();
             }
         }
-        for (out, running) in acc.chunks_exact_mut(shape.v_dim).zip(running) {
-            out.iter_mut().for_each(|o| *o /= running.sum);
-        }
-        acc
+        fold.end(0..heads.len(), shape.v_dim)
     }
 }

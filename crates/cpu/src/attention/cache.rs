@@ -1,8 +1,10 @@
-//! Rows of a key or value cache, and the two conversions between f32 and f16. Widening is exact;
-//! narrowing rounds to nearest, ties to even, in software and in hardware alike.
+//! Rows of a key or value cache, and the conversions between f32 and its formats. Widening is exact; narrowing to f16
+//! rounds to nearest, ties to even, in software and in hardware alike; blocks of Q8_0 are in `q8`.
 
 use half::f16;
+use minfer_runtime::KvFormat;
 
+use super::Tile;
 use crate::Kernels;
 
 /// A key or value cache, `[slots, width]`.
@@ -11,16 +13,24 @@ use crate::Kernels;
 pub enum CacheRows<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
+    /// Rows of blocks, see [`KvFormat::Q8_0`].
+    Q8_0(&'a [u8]),
 }
 
-impl CacheRows<'_> {
+impl<'a> CacheRows<'a> {
+    /// Format and bytes.
+    pub(super) fn bytes(&self) -> (KvFormat, &'a [u8]) {
+        match self {
+            CacheRows::F32(rows) => (KvFormat::F32, bytemuck::cast_slice(rows)),
+            CacheRows::F16(rows) => (KvFormat::F16, bytemuck::cast_slice(rows)),
+            CacheRows::Q8_0(rows) => (KvFormat::Q8_0, rows),
+        }
+    }
+
     /// Whether both are the same memory: latents are keys and values at once.
     pub(super) fn is(&self, other: &CacheRows<'_>) -> bool {
-        match (self, other) {
-            (CacheRows::F32(a), CacheRows::F32(b)) => std::ptr::eq(*a, *b),
-            (CacheRows::F16(a), CacheRows::F16(b)) => std::ptr::eq(*a, *b),
-            _ => false,
-        }
+        let ((a_format, a), (b_format, b)) = (self.bytes(), other.bytes());
+        a_format == b_format && std::ptr::eq(a, b)
     }
 
     /// Reads row `slot` of a cache as wide as `out`, widened exactly.
@@ -28,12 +38,10 @@ impl CacheRows<'_> {
     /// # Panics
     /// When the slot is outside the cache; the caller validates slots.
     pub fn load(&self, kernels: &Kernels, slot: usize, out: &mut [f32]) {
-        let at = slot * out.len()..(slot + 1) * out.len();
-        match self {
-            CacheRows::F32(rows) => out.copy_from_slice(&rows[at]),
-            // SAFETY: `Kernels` holds only what this machine can run.
-            CacheRows::F16(rows) => unsafe { (kernels.widen_rows)(&rows[at], out.len(), out.len(), out) },
-        }
+        let width = out.len();
+        let row = Tile::of_cache(*self, width, slot, (0, width), 1);
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (kernels.widen)(row, width, out) }
     }
 }
 
@@ -43,6 +51,8 @@ impl CacheRows<'_> {
 pub enum CacheRowsMut<'a> {
     F32(&'a mut [f32]),
     F16(&'a mut [f16]),
+    /// Rows of blocks, see [`KvFormat::Q8_0`].
+    Q8_0(&'a mut [u8]),
 }
 
 impl CacheRowsMut<'_> {
@@ -56,31 +66,33 @@ impl CacheRowsMut<'_> {
             CacheRowsMut::F32(rows) => rows[at].copy_from_slice(row),
             // SAFETY: `Kernels` holds only what this machine can run; both slices have one length.
             CacheRowsMut::F16(rows) => unsafe { (kernels.narrow)(row, &mut rows[at]) },
+            CacheRowsMut::Q8_0(rows) => {
+                let bytes = KvFormat::Q8_0.row_bytes(row.len());
+                // SAFETY: as above; the slice is as long as the row needs.
+                unsafe { (kernels.narrow_q8)(row, &mut rows[slot * bytes..][..bytes]) }
+            }
         }
+    }
+}
+
+/// Number `i` of a row: the definition of widening.
+#[inline(always)]
+pub(super) fn widen_number(format: KvFormat, row: &[u8], i: usize) -> f32 {
+    match format {
+        KvFormat::F32 => f32::from_ne_bytes([row[4 * i], row[4 * i + 1], row[4 * i + 2], row[4 * i + 3]]),
+        // The `const` conversion is software on every machine; the others may use F16C themselves.
+        KvFormat::F16 => f16::from_ne_bytes([row[2 * i], row[2 * i + 1]]).to_f32_const(),
+        KvFormat::Q8_0 => super::q8::number(row, i),
     }
 }
 
 pub(crate) mod scalar {
     use half::f16;
 
-    // The `const` conversions are software on every machine; the others may use F16C themselves.
-
+    // The `const` conversion is software on every machine; the others may use F16C themselves.
     pub(crate) fn narrow(x: &[f32], out: &mut [f16]) {
         for (o, x) in out.iter_mut().zip(x) {
             *o = f16::from_f32_const(*x);
-        }
-    }
-
-    /// Fills `out` with rows of `dim` numbers that lie `stride` apart.
-    pub(crate) fn widen_rows(x: &[f16], stride: usize, dim: usize, out: &mut [f32]) {
-        for (j, out) in out.chunks_exact_mut(dim).enumerate() {
-            widen(&x[j * stride..][..dim], out);
-        }
-    }
-
-    pub(super) fn widen(x: &[f16], out: &mut [f32]) {
-        for (o, x) in out.iter_mut().zip(x) {
-            *o = x.to_f32_const();
         }
     }
 }
@@ -91,10 +103,7 @@ pub(crate) mod avx2 {
 
     use half::f16;
 
-    use crate::math::{
-        LANES,
-        avx2::{load, store},
-    };
+    use crate::math::{LANES, avx2::load};
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn narrow(x: &[f32], out: &mut [f16]) {
@@ -106,36 +115,6 @@ pub(crate) mod avx2 {
             unsafe { _mm_storeu_si128(o.as_mut_ptr().cast(), bits) }
         }
         super::scalar::narrow(x_tail, out_tail);
-    }
-
-    /// Rows that are asked for ahead: they lie too far apart for the hardware to foresee.
-    const AHEAD: usize = 8;
-    /// f16 in a cache line of 64 bytes.
-    const LINE: usize = 32;
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) fn widen_rows(x: &[f16], stride: usize, dim: usize, out: &mut [f32]) {
-        for (j, out) in out.chunks_exact_mut(dim).enumerate() {
-            if let Some(later) = x.get((j + AHEAD) * stride..).and_then(|x| x.get(..dim)) {
-                for line in later.chunks(LINE) {
-                    _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
-                }
-            }
-            widen(&x[j * stride..][..dim], out);
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn widen(x: &[f16], out: &mut [f32]) {
-        let (x8, x_tail) = x.as_chunks::<LANES>();
-        let (out8, out_tail) = out.as_chunks_mut::<LANES>();
-        for (o, x) in out8.iter_mut().zip(x8) {
-            // SAFETY: `x` is eight f16, 16 bytes; the load needs no alignment.
-            let bits = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
-            store(o, _mm256_cvtph_ps(bits));
-        }
-        super::scalar::widen(x_tail, out_tail);
     }
 }
 
@@ -185,8 +164,9 @@ mod tests {
             let want: Vec<f32> = x.chunks(stride).flat_map(|x| &x[..dim]).map(|x| x.to_f32_const()).collect();
             for kernels in [Kernels::scalar(), Kernels::detect()] {
                 let mut got = vec![0.0; want.len()];
+                let rows = Tile::of_cache(CacheRows::F16(&x), stride, 0, (0, dim), x.len() / stride);
                 // SAFETY: `Kernels` holds only what this machine can run.
-                unsafe { (kernels.widen_rows)(&x, stride, dim, &mut got) }
+                unsafe { (kernels.widen)(rows, dim, &mut got) }
                 assert_same_bits(&got, &want);
             }
         }

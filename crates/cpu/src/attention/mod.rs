@@ -1,34 +1,46 @@
 //! Causal grouped-query attention over paged keys and values, with an online softmax.
 //!
 //! In: query rows of one sequence, its page list, and the cache of one layer. Out: one output row per
-//! query row, for one KV head at a time, so that a caller can spread (rows, KV head) over threads.
+//! query row, for some of the KV heads, so that a caller can spread (rows, KV heads) over threads.
 //! Which pages a sequence owns and when they are shared is the engine's affair.
 //!
 //! The definition, for one query head at position `p` (Milakov & Gimelshein 2018):
 //!
 //! ```text
-//! max = -inf; sum = 0; acc = 0
-//! for each page of keys up to p, in order:
-//!     s[j]  = dot(q, k[j]) * scale               in lanes (`math`)
-//!     new   = max(max, s[0], s[1], ..)
-//!     w[j]  = exp(s[j] - new)
-//!     keep  = exp(max - new)
-//!     sum   = fma(sum, keep, w[0] + w[1] + ..)   in lanes
-//!     acc  *= keep; acc[e] = fma(w[j], v[j][e], acc[e])   j ascending
-//!     max   = new
-//! out = acc / sum
+//! for each range of RANGE positions up to p, in order:
+//!     max = -inf; sum = 0; acc = 0
+//!     for each page of keys in it up to p, in order:
+//!         s[j]  = dot(q, k[j]) * scale               in lanes (`math`)
+//!         new   = max(max, s[0], s[1], ..)
+//!         w[j]  = exp(s[j] - new)
+//!         keep  = exp(max - new)
+//!         sum   = fma(sum, keep, w[0] + w[1] + ..)   in lanes
+//!         acc  *= keep; acc[e] = fma(w[j], v[j][e], acc[e])   j ascending
+//!         max   = new
+//!     new    = max(MAX, max)                         MAX = -inf; SUM = 0; ACC = 0 at first
+//!     keep   = exp(MAX - new); w = exp(max - new)
+//!     SUM    = fma(SUM, keep, sum * w)
+//!     ACC[e] = fma(ACC[e], keep, acc[e] * w)
+//!     MAX    = new
+//! out = ACC / SUM
 //! ```
 //!
-//! Tiles are the pages, so they lie at fixed absolute positions, and a head's result depends on its own
+//! Ranges stand alone until they are merged, so that threads can share out the positions of a single row.
+//! Both lie at fixed absolute positions, and a head's result depends on its own
 //! query, its position and the keys before it: not on other rows, nor on where the pages lie.
-//! f16 caches are widened tile by tile, exactly, and then take the same path.
+//! Numbers of f16 and Q8_0 caches are widened exactly, in registers where few queries read a tile, and into a
+//! copy of the tile where many do.
 
 mod blocks;
 mod cache;
+mod fold;
+mod q8;
+mod shares;
 mod tile;
 mod window;
 
 use std::iter::Peekable;
+use std::ops::Range;
 
 use minfer_graph::PAGE;
 
@@ -36,12 +48,16 @@ use crate::Kernels;
 
 pub use blocks::SparseRow;
 pub use cache::{CacheRows, CacheRowsMut};
-pub(crate) use tile::{AccumulateFn, ScoreFn, Tile};
+pub use fold::Scratch;
+use fold::{Folds, Room, Running};
+pub use shares::{Partials, ROW_BLOCK, Share, Shares};
+pub(crate) use tile::{AccumulateFn, ScoreFn, Tile, WidenFn};
 pub use window::WindowRow;
 
 /// The definitions of what this module's kernels do.
 pub(crate) mod scalar {
     pub(crate) use super::cache::scalar::*;
+    pub(crate) use super::q8::scalar::*;
     pub(crate) use super::tile::scalar::*;
 }
 
@@ -49,6 +65,7 @@ pub(crate) mod scalar {
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2 {
     pub(crate) use super::cache::avx2::*;
+    pub(crate) use super::q8::avx2::*;
     pub(crate) use super::tile::avx2::*;
 }
 
@@ -74,6 +91,9 @@ impl AttendShape {
     }
 }
 
+/// Positions of a range; the order of sums depends on it. A whole number of pages.
+pub const RANGE: usize = 8 * PAGE;
+
 /// Keys and values of one layer: `k` is `[slots, kv_heads * k_dim]`, `v` is `[slots, kv_heads * v_dim]`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -94,12 +114,23 @@ pub struct QueryRows<'a> {
 }
 
 impl QueryRows<'_> {
-    fn check(&self, shape: &AttendShape, kv_head: usize, scratch: &Scratch) {
+    fn check(&self, shape: &AttendShape, kv_heads: &Range<usize>, scratch: &Scratch) {
         let count = self.positions.len();
-        assert!(count <= scratch.max_rows, "attend: {count} rows in scratch for {}", scratch.max_rows);
+        let queries = count * shape.group() * kv_heads.len();
+        assert!(queries <= scratch.queries, "attend: {queries} queries in scratch for {}", scratch.queries);
         assert_eq!(self.q.len(), count * shape.heads * shape.k_dim, "attend: query rows");
-        assert!(kv_head < shape.kv_heads, "attend: KV head {kv_head} of {}", shape.kv_heads);
+        assert!(kv_heads.end <= shape.kv_heads, "attend: KV heads {kv_heads:?} of {}", shape.kv_heads);
         assert!(self.positions.iter().all(|&p| p >= 0), "attend: a negative position");
+    }
+
+    /// Copies the queries of these KV heads together: `[KV heads, rows, group, k_dim]`.
+    fn gather(&self, shape: &AttendShape, kv_heads: &Range<usize>, out: &mut [f32]) {
+        let width = shape.group() * shape.k_dim;
+        let rows = self.positions.len().max(1);
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let (kv_head, row) = (kv_heads.start + i / rows, i % rows);
+            out.copy_from_slice(&self.q[(row * shape.kv_heads + kv_head) * width..][..width]);
+        }
     }
 }
 
@@ -110,6 +141,13 @@ struct HeadRows<'a> {
     head: usize,
     heads: usize,
     dim: usize,
+}
+
+impl<'a> HeadRows<'a> {
+    /// `count` rows from `slot` on, where they lie.
+    fn tile(&self, slot: usize, count: usize) -> Tile<'a> {
+        Tile::of_cache(self.cache, self.heads * self.dim, slot, (self.head * self.dim, self.dim), count)
+    }
 }
 
 /// Rows that follow each other in one of several caches.
@@ -139,57 +177,141 @@ fn take_runs<I: Iterator>(
     }
 }
 
-/// Queries up to which an f32 tile is read where it lies. Rows in place are often a power of two apart
-/// and compete for few sets of the cache, so for more queries a copy is the faster one.
-const IN_PLACE: usize = 2;
+/// Queries up to which a tile is read where it lies. Rows in place are often a power of two apart and compete for few
+/// sets of the cache, and are widened again for every few queries, so for more queries a copy is the faster one.
+const IN_PLACE: usize = 4;
 
-/// Running maximum and sum of one query head's softmax.
-#[derive(Clone, Copy, Debug)]
-struct Running {
-    max: f32,
-    sum: f32,
+/// Rows of all heads that are read before the next ones: with what is fetched meanwhile they fit the nearest cache.
+const STRIP: usize = 8;
+/// The same for one head's rows that many queries read from a copy.
+const COPIED_STRIP: usize = 16;
+
+/// Numbers between the ends of copied rows and the starts of the next ones: an odd number of cache lines from row to
+/// row, for the same reason.
+const fn padded(dim: usize) -> usize {
+    (dim.div_ceil(16) | 1) * 16
 }
 
-impl Running {
-    const EMPTY: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
+/// Rows of one sequence with some KV heads, as [`Kernels::attend`] takes them.
+struct Attention<'a> {
+    kernels: &'a Kernels,
+    shape: &'a AttendShape,
+    kv: &'a KvView<'a>,
+    rows: &'a QueryRows<'a>,
+    kv_heads: Range<usize>,
+    /// Positions that any row sees.
+    end: usize,
+    /// `[KV heads, rows, group, k_dim]`.
+    q: &'a [f32],
 }
 
-/// Working memory of [`Kernels::attend`], one per thread, so that a call allocates nothing.
-#[derive(Debug)]
-pub struct Scratch {
-    max_rows: usize,
-    /// Widened keys and values of one tile: `[PAGE, dim]`.
-    k: Vec<f32>,
-    v: Vec<f32>,
-    /// `[rows, group]`.
-    running: Vec<Running>,
-    /// `[rows, group, v_dim]`.
-    acc: Vec<f32>,
-    /// Where the rows of one tile lie, at most [`PAGE`] places.
-    runs: Vec<RowRun>,
+/// Keys, or values.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Keys,
+    Values,
 }
 
-impl Scratch {
-    /// Room for up to `max_rows` query rows per call in a layer of this shape.
-    pub fn new(shape: &AttendShape, max_rows: usize) -> Scratch {
-        let queries = max_rows * shape.group();
-        Scratch {
-            max_rows,
-            k: vec![0.0; PAGE * shape.k_dim],
-            v: vec![0.0; PAGE * shape.v_dim],
-            running: vec![Running::EMPTY; queries],
-            acc: vec![0.0; queries * shape.v_dim],
-            runs: Vec::with_capacity(PAGE),
+impl Attention<'_> {
+    /// Queries per KV head.
+    fn queries(&self) -> usize {
+        self.rows.positions.len() * self.shape.group()
+    }
+
+    /// The rows of a page that begins at position `start`, of all KV heads of the task.
+    fn page(&self, part: Part, start: usize) -> Tile<'_> {
+        let slot = self.rows.pages[start / PAGE] as usize * PAGE;
+        let (cache, dim) = match part {
+            Part::Keys => (self.kv.k, self.shape.k_dim),
+            Part::Values => (self.kv.v, self.shape.v_dim),
+        };
+        let (at, width) = (self.kv_heads.start * dim, self.shape.kv_heads * dim);
+        let count = (self.end - start).min(PAGE);
+        Tile::of_cache(cache, width, slot, (at, self.kv_heads.len() * dim), count)
+    }
+
+    /// What is read after a page of a part.
+    fn next(&self, part: Part, start: usize) -> Option<Tile<'_>> {
+        match part {
+            Part::Keys => Some(self.page(Part::Values, start)),
+            Part::Values => (start + PAGE < self.end).then(|| self.page(Part::Keys, start + PAGE)),
         }
+    }
+
+    /// Reads all rows of a page in strips: each for one head after the other, so that memory is read in order, and
+    /// rows of the next strip are asked for meanwhile.
+    fn strips(
+        &self,
+        part: Part,
+        start: usize,
+        room: &mut [f32],
+        mut body: impl FnMut(usize, Tile<'_>, usize),
+    ) {
+        let (heads, queries) = (self.kv_heads.len(), self.queries());
+        let (page, next) = (self.page(part, start), self.next(part, start));
+        let dim = page.dim() / heads;
+        let strip = if queries <= IN_PLACE { STRIP } else { COPIED_STRIP };
+        for at in (0..page.count()).step_by(strip) {
+            let rows = page.rows(at..(at + strip).min(page.count()));
+            let ahead = match at + strip < page.count() {
+                true => Some(page.rows(at + strip..page.count())),
+                false => next,
+            };
+            for i in 0..heads {
+                if let Some(ahead) = ahead {
+                    ahead.fetch(i * strip / heads..(i + 1) * strip / heads);
+                }
+                body(i, self.kernels.copy(rows.part(i * dim, dim), queries, room), at);
+            }
+        }
+    }
+
+    /// Rows that see a position, with how many positions they see from there on.
+    fn rows_that_see(&self, position: usize) -> impl Iterator<Item = (usize, usize)> {
+        let seen = move |(row, &p): (usize, &i32)| (row, (p as usize + 1).saturating_sub(position));
+        self.rows.positions.iter().enumerate().map(seen).filter(|(_, seen)| *seen > 0)
+    }
+
+    /// A range of positions for all heads.
+    fn fold_range(&self, range: usize, room: &mut Room, fold: &mut Folds) {
+        fold.begin_range();
+        let end = self.end.min((range + 1) * RANGE);
+        (range * RANGE..end).step_by(PAGE).for_each(|start| self.fold_page(start, room, fold));
+    }
+
+    /// One page for all heads.
+    fn fold_page(&self, start: usize, room: &mut Room, fold: &mut Folds) {
+        let (queries, group, k_dim) = (self.queries(), self.shape.group(), self.shape.k_dim);
+        self.strips(Part::Keys, start, &mut room.k, |i, keys, at| {
+            let q = &self.q[i * queries * k_dim..][..queries * k_dim];
+            fold.score(self.kernels, q, i * queries, keys, at, self.shape.scale);
+        });
+        for i in 0..self.kv_heads.len() {
+            for (row, seen) in self.rows_that_see(start) {
+                let first = i * queries + row * group;
+                fold.weigh(self.kernels, first..first + group, seen.min(PAGE));
+            }
+        }
+        let first = self.rows.positions.iter().min().map_or(0, |&first| first as usize);
+        self.strips(Part::Values, start, &mut room.v, |i, values, at| {
+            if start + at + values.count() <= first + 1 {
+                return fold.accumulate(self.kernels, i * queries..(i + 1) * queries, values, at);
+            }
+            for (row, seen) in self.rows_that_see(start + at) {
+                let first = i * queries + row * group;
+                let values = values.rows(0..seen.min(values.count()));
+                fold.accumulate(self.kernels, first..first + group, values, at);
+            }
+        });
     }
 }
 
 impl Kernels {
-    /// Attention of all query heads of KV head `kv_head`, for rows of one sequence.
+    /// Attention of all query heads of KV heads `kv_heads`, for rows of one sequence.
     ///
-    /// `write` receives each row's index and its output, `[heads / kv_heads, v_dim]`, which belongs at
-    /// `kv_head * heads / kv_heads * v_dim` of that row. Every tile of keys and values is read from
-    /// memory once for all rows; the bits are those of a call with one row.
+    /// `write` receives each row's index and a KV head's output, `[heads / kv_heads, v_dim]`, which belongs at
+    /// `kv_head * heads / kv_heads * v_dim` of that row: `(row, kv_head, output)`. Every tile of keys and values
+    /// is read from memory once for all rows; the bits are those of a call with one row and one head.
     ///
     /// A head whose scores are all `-inf`, or one of them NaN or `+inf`, gives NaN.
     ///
@@ -201,84 +323,86 @@ impl Kernels {
         shape: &AttendShape,
         kv: &KvView<'_>,
         rows: &QueryRows<'_>,
-        kv_head: usize,
+        kv_heads: Range<usize>,
         scratch: &mut Scratch,
-        mut write: impl FnMut(usize, &[f32]),
+        mut write: impl FnMut(usize, usize, &[f32]),
     ) {
-        let queries = rows.positions.len() * shape.group();
-        rows.check(shape, kv_head, scratch);
-        let Scratch { k, v, running, acc, .. } = scratch;
-        let (running, acc) = (&mut running[..queries], &mut acc[..queries * shape.v_dim]);
-        running.fill(Running::EMPTY);
-        acc.fill(0.0);
-
-        let k_head = HeadRows { cache: kv.k, head: kv_head, heads: shape.kv_heads, dim: shape.k_dim };
-        let v_head = HeadRows { cache: kv.v, dim: shape.v_dim, ..k_head };
+        rows.check(shape, &kv_heads, scratch);
+        let Scratch { q, room, fold, .. } = scratch;
         let end = rows.positions.iter().max().map_or(0, |&last| last as usize + 1);
-        for start in (0..end).step_by(PAGE) {
-            let slot = rows.pages[start / PAGE] as usize * PAGE;
-            let count = (end - start).min(PAGE);
-            let keys = self.tile(k_head, slot, count, queries, k);
-            let values = self.tile(v_head, slot, count, queries, v);
-            for query in 0..queries {
-                let (row, head) = (query / shape.group(), kv_head * shape.group() + query % shape.group());
-                let seen = (rows.positions[row] as usize + 1).saturating_sub(start).min(PAGE);
-                if seen > 0 {
-                    let q = &rows.q[(row * shape.heads + head) * shape.k_dim..][..shape.k_dim];
-                    let acc = &mut acc[query * shape.v_dim..][..shape.v_dim];
-                    let (keys, values) = (keys.first(seen), values.first(seen));
-                    self.fold_tile(q, keys, values, shape.scale, &mut running[query], acc);
+        let queries = rows.positions.len() * shape.group();
+        let q = &mut q[..queries * kv_heads.len() * shape.k_dim];
+        rows.gather(shape, &kv_heads, q);
+        let attention = Attention { kernels: self, shape, kv, rows, kv_heads: kv_heads.clone(), end, q };
+        fold.begin();
+        for range in 0..end.div_ceil(RANGE) {
+            attention.fold_range(range, room, fold);
+            for i in 0..kv_heads.len() {
+                for (row, _) in attention.rows_that_see(range * RANGE) {
+                    let first = i * queries + row * shape.group();
+                    fold.end_range(self, first..first + shape.group(), shape.v_dim);
                 }
             }
         }
-        for (out, running) in acc.chunks_exact_mut(shape.v_dim).zip(running) {
-            out.iter_mut().for_each(|o| *o /= running.sum);
+        for (i, kv_head) in kv_heads.enumerate() {
+            let out = fold.end(i * queries..(i + 1) * queries, shape.v_dim);
+            let rows = out.chunks_exact(shape.group() * shape.v_dim);
+            rows.enumerate().for_each(|(row, out)| write(row, kv_head, out));
         }
-        acc.chunks_exact(shape.group() * shape.v_dim).enumerate().for_each(|(row, out)| write(row, out));
     }
 
-    /// `count` rows of a head from `slot` on, as f32 in `room`; or in place, where they are f32 and read
-    /// by few queries.
-    fn tile<'a>(
+    /// The same for the positions of one range only; what it gives goes to `partials`, as rows `first_row..` of the
+    /// step, and [`Kernels::merge_ranges`] ends the work.
+    ///
+    /// # Safety
+    /// This task alone has these rows and heads of the range.
+    ///
+    /// # Panics
+    /// As [`Kernels::attend`].
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn attend_range(
         &self,
-        rows: HeadRows<'a>,
-        slot: usize,
-        count: usize,
-        queries: usize,
-        room: &'a mut [f32],
-    ) -> Tile<'a> {
-        let HeadRows { cache, head, heads, dim } = rows;
-        let stride = heads * dim;
-        let first = slot * stride + head * dim;
-        match cache {
-            CacheRows::F32(rows) if queries <= IN_PLACE => Tile::new(&rows[first..], stride, dim, count),
-            _ => {
-                self.gather(rows, slot, PAGE, &mut room[..count * dim]);
-                Tile::new(room, dim, dim, count)
-            }
-        }
-    }
-
-    /// Fills `out` with rows of a head from `slot` on, as f32. Up to `ahead` rows behind them may be fetched early.
-    fn gather(&self, rows: HeadRows<'_>, slot: usize, ahead: usize, out: &mut [f32]) {
-        let HeadRows { cache, head, heads, dim } = rows;
-        let stride = heads * dim;
-        let first = slot * stride + head * dim;
-        match cache {
-            CacheRows::F32(rows) => {
-                for (j, out) in out.chunks_exact_mut(dim).enumerate() {
-                    out.copy_from_slice(&rows[first + j * stride..][..dim]);
+        shape: &AttendShape,
+        kv: &KvView<'_>,
+        rows: &QueryRows<'_>,
+        kv_heads: Range<usize>,
+        range: usize,
+        scratch: &mut Scratch,
+        (partials, first_row): (&Partials, usize),
+    ) {
+        rows.check(shape, &kv_heads, scratch);
+        let Scratch { q, room, fold, .. } = scratch;
+        let end = rows.positions.iter().max().map_or(0, |&last| last as usize + 1);
+        let (group, queries) = (shape.group(), rows.positions.len() * shape.group());
+        let q = &mut q[..queries * kv_heads.len() * shape.k_dim];
+        rows.gather(shape, &kv_heads, q);
+        let attention = Attention { kernels: self, shape, kv, rows, kv_heads: kv_heads.clone(), end, q };
+        attention.fold_range(range, room, fold);
+        for (i, kv_head) in kv_heads.enumerate() {
+            for (row, _) in attention.rows_that_see(range * RANGE) {
+                for h in 0..group {
+                    let query = i * queries + row * group + h;
+                    let acc = &fold.acc[query * shape.v_dim..][..shape.v_dim];
+                    let at = (first_row + row, kv_head * group + h);
+                    // SAFETY: by the caller's promise.
+                    unsafe { partials.put(at.0, range, at.1, fold.running[query], acc) }
                 }
             }
-            CacheRows::F16(rows) => {
-                let end = (slot + out.len() / dim + ahead) * stride;
-                // SAFETY: `Kernels` holds only what this machine can run.
-                unsafe { (self.widen_rows)(&rows[first..end.min(rows.len())], stride, dim, out) }
-            }
         }
     }
 
-    /// One tile of rows that lie in several places, in the order of `runs`; as [`Kernels::tile`] where it is one.
+    /// Rows as f32 in `room`; or in place, where they are read by few queries.
+    fn copy<'a>(&self, rows: Tile<'a>, queries: usize, room: &'a mut [f32]) -> Tile<'a> {
+        if queries <= IN_PLACE && rows.is_direct() {
+            return rows;
+        }
+        let (dim, count) = (rows.dim(), rows.count());
+        // SAFETY: `Kernels` holds only what this machine can run.
+        unsafe { (self.widen)(rows, padded(dim), room) }
+        Tile::of_numbers(room, padded(dim), dim, count)
+    }
+
+    /// One tile of rows that lie in several places, in the order of `runs`; as [`Kernels::copy`] where it is one.
     fn tile_of_runs<'a>(
         &self,
         heads: &[HeadRows<'a>],
@@ -286,41 +410,21 @@ impl Kernels {
         queries: usize,
         room: &'a mut [f32],
     ) -> Tile<'a> {
+        let tile = |run: &RowRun| heads[run.cache].tile(run.slot, run.count);
         if let [run] = runs {
-            return self.tile(heads[run.cache], run.slot, run.count, queries, room);
+            return self.copy(tile(run), queries, room);
         }
         let (dim, mut count) = (heads[0].dim, 0);
-        for run in runs {
-            self.gather(heads[run.cache], run.slot, 0, &mut room[count * dim..][..run.count * dim]);
+        let stride = padded(dim);
+        for (i, run) in runs.iter().enumerate() {
+            if let Some(next) = runs.get(i + 1) {
+                tile(next).fetch(0..next.count);
+            }
+            // SAFETY: `Kernels` holds only what this machine can run.
+            unsafe { (self.widen)(tile(run), stride, &mut room[count * stride..][..run.count * stride]) }
             count += run.count;
         }
-        Tile::new(room, dim, dim, count)
-    }
-
-    /// One step of the online softmax: the keys and values of one tile for one query head.
-    fn fold_tile(
-        &self,
-        q: &[f32],
-        keys: Tile<'_>,
-        values: Tile<'_>,
-        scale: f32,
-        running: &mut Running,
-        acc: &mut [f32],
-    ) {
-        let mut weights = [0.0f32; PAGE];
-        let weights = &mut weights[..keys.count()];
-        // SAFETY: `Kernels` holds only what this machine can run.
-        let max = unsafe {
-            (self.score)(q, keys, scale, weights);
-            (self.max)(weights)
-        };
-        let max = if max > running.max { max } else { running.max };
-        // SAFETY: as above.
-        let sum = unsafe { (self.exp_and_sum)(weights, max) };
-        let keep = crate::math::exp(running.max - max);
-        *running = Running { max, sum: running.sum.mul_add(keep, sum) };
-        // SAFETY: as above.
-        unsafe { (self.accumulate)(weights, values, keep, acc) }
+        Tile::of_numbers(room, stride, dim, count)
     }
 }
 

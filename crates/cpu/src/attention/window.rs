@@ -77,28 +77,23 @@ impl Kernels {
             "attend_window: shape"
         );
         assert!(row.q.len() == shape.heads * dim && row.window > 0, "attend_window: query");
-        let Scratch { k, running, acc, runs, .. } = scratch;
-        let (running, acc) = (&mut running[..heads.len()], &mut acc[..heads.len() * dim]);
-        for (running, &sink) in running.iter_mut().zip(&sinks[heads.clone()]) {
+        assert!(heads.len() <= scratch.queries, "attend_window: scratch");
+        let Scratch { room, fold, runs, .. } = scratch;
+        fold.begin();
+        fold.begin_range();
+        for (running, &sink) in fold.running.iter_mut().zip(&sinks[heads.clone()]) {
             *running = Running { max: sink, sum: 1.0 };
         }
-        acc.fill(0.0);
         let q = &row.q[heads.start * dim..heads.end * dim];
         let caches = caches.map(|cache| HeadRows { cache, head: 0, heads: 1, dim });
         let mut seen = row.seen().peekable();
         while seen.peek().is_some() {
             take_runs(&mut seen, |taken, _| taken < PAGE, |row| row, runs);
-            let rows = self.tile_of_runs(&caches, runs, heads.len(), k);
-            for ((q, acc), running) in
-                q.chunks_exact(dim).zip(acc.chunks_exact_mut(dim)).zip(running.iter_mut())
-            {
-                self.fold_tile(q, rows, rows, shape.scale, running, acc);
-            }
+            let rows = self.tile_of_runs(&caches, runs, heads.len(), &mut room.k);
+            fold.fold(self, q, rows, rows, shape.scale);
         }
-        for (out, running) in acc.chunks_exact_mut(dim).zip(running) {
-            out.iter_mut().for_each(|o| *o /= running.sum);
-        }
-        acc
+        fold.end_range(self, 0..heads.len(), shape.v_dim);
+        fold.end(0..heads.len(), shape.v_dim)
     }
 }
 
@@ -158,7 +153,7 @@ mod tests {
             }
             let run = |k: &Kernels, heads: Range<usize>| {
                 let caches = [CacheRows::F32(&raw), CacheRows::F32(&compressed)];
-                let mut scratch = Scratch::new(&shape, 1);
+                let mut scratch = Scratch::new(&shape);
                 k.attend_window(&shape, caches, &sinks, &row, heads, &mut scratch).to_vec()
             };
             let got = run(&Kernels::detect(), 0..heads);

@@ -1,5 +1,5 @@
-//! Attention. A task is a block of rows and one KV head; consecutive rows of one sequence share each tile
-//! of keys and values.
+//! Attention. Tasks are blocks of rows and some KV heads, or few rows and a range of positions (`Shares`); consecutive
+//! rows of one sequence share what is read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,12 +8,9 @@ use minfer_graph::PAGE;
 use minfer_runtime::StateBuffer;
 
 use super::{Loc, PerWorker, Run, Step, for_each_chunk};
-use crate::attention::{AttendShape, KvView, QueryRows, Scratch};
+use crate::attention::{AttendShape, KvView, Partials, QueryRows, Scratch, Share, Shares};
 use crate::pool::{ChunkCounter, Worker};
 use crate::state::PagedState;
-
-/// Rows per task: enough to share tiles in prefill, few enough to spread.
-pub(super) const ROW_BLOCK: usize = 16;
 
 pub(crate) struct AttendStep {
     pub(super) shape: AttendShape,
@@ -25,14 +22,8 @@ pub(crate) struct AttendStep {
     pub(super) pages: Loc,
     pub(super) out: Loc,
     pub(super) scratch: PerWorker<Scratch>,
+    pub(super) partials: Arc<Partials>,
     pub(super) next: ChunkCounter,
-}
-
-/// Rows `start..end`, all of one sequence.
-struct Block<'a> {
-    rows: std::ops::Range<usize>,
-    positions: &'a [i32],
-    pages: &'a [i32],
 }
 
 impl Step for AttendStep {
@@ -52,28 +43,37 @@ impl Step for AttendStep {
         let kv = unsafe { state.view(self.v_part) };
         // SAFETY: the scratch is this worker's own.
         let scratch = unsafe { self.scratch.get(worker) };
-        let blocks = rows.div_ceil(ROW_BLOCK);
-        // Later rows see more keys: start with them, so that workers finish together.
-        for_each_chunk(&self.next, blocks * self.shape.kv_heads, 1, |task| {
-            let (block, kv_head) =
-                (blocks - 1 - task.start / self.shape.kv_heads, task.start % self.shape.kv_heads);
-            let mut start = block * ROW_BLOCK;
-            let end = (start + ROW_BLOCK).min(rows);
+        let last = positions.iter().copied().max().unwrap_or(0);
+        let shares = Shares::new(&self.shape, table_at, last, worker.count, &self.partials);
+        for_each_chunk(&self.next, shares.tasks(), 1, |task| {
+            let share = shares.task(task.start);
+            let (mut start, end) = (share.rows.start, share.rows.end);
             while start < end {
                 let same = table_at[start..end].iter().take_while(|&&t| t == table_at[start]).count();
-                let range = start..start + same;
+                let rows = start..start + same;
                 let list = usize::try_from(table_at[start]).ok().and_then(|t| pages.get(t..));
-                match list.filter(|list| covers(list, &positions[range.clone()], 0, &state.pages(0))) {
+                match list.filter(|list| covers(list, &positions[rows.clone()], 0, &state.pages(0))) {
                     Some(pages) => {
-                        let block = Block { positions: &positions[range.clone()], rows: range, pages };
-                        // SAFETY: this task alone writes these rows' part of this head.
-                        unsafe { self.block(run, &kv, block, kv_head, scratch) }
+                        let positions = &positions[rows.clone()];
+                        // SAFETY: this task alone has these rows' part of these heads and this range.
+                        unsafe {
+                            self.share(run, &kv, (positions, pages), Share { rows, ..share.clone() }, scratch)
+                        }
                     }
                     None => run.fail("a row's page list does not cover its position".to_string()),
                 }
                 start += same;
             }
         });
+        if shares.is_split() {
+            worker.barrier();
+            let heads = self.shape.heads;
+            for i in worker.share(rows * heads, 1) {
+                let position = usize::try_from(positions[i / heads]).unwrap_or(0);
+                // SAFETY: the row is there, this worker alone writes this head of it, and all tasks are done.
+                unsafe { self.merge(run, i / heads, position, i % heads) }
+            }
+        }
     }
 
     fn reset(&self) {
@@ -92,23 +92,46 @@ pub(super) fn covers(list: &[i32], positions: &[i32], first: usize, pages: &Rang
 }
 
 impl AttendStep {
-    unsafe fn block(
+    /// Rows of one sequence, at these positions and with these pages.
+    ///
+    /// # Safety
+    /// As [`Step::run`], and this task alone has the share.
+    unsafe fn share(
         &self,
         run: &Run<'_>,
         kv: &KvView<'_>,
-        b: Block<'_>,
-        kv_head: usize,
+        (positions, pages): (&[i32], &[i32]),
+        share: Share,
         scratch: &mut Scratch,
     ) {
-        let first = b.rows.start;
+        let first = share.rows.start;
         // SAFETY: the rows exist and are complete.
-        let q = unsafe { run.get(&self.q, first, b.rows.len()) };
-        let rows = QueryRows { q, positions: b.positions, pages: b.pages };
-        run.kernels.attend(&self.shape, kv, &rows, kv_head, scratch, |i, head_out| {
+        let q = unsafe { run.get(&self.q, first, share.rows.len()) };
+        let rows = QueryRows { q, positions, pages };
+        if let Some(range) = share.range {
+            let partials = (&*self.partials, first);
+            // SAFETY: by the caller's promise.
+            return unsafe {
+                run.kernels.attend_range(&self.shape, kv, &rows, share.kv_heads, range, scratch, partials)
+            };
+        }
+        run.kernels.attend(&self.shape, kv, &rows, share.kv_heads, scratch, |i, kv_head, head_out| {
             let at = run.at(&self.out, first + i).cast::<f32>();
             let offset = kv_head * head_out.len();
             // SAFETY: the output row holds `kv_heads` parts of this length, and this part is this task's.
             unsafe { std::ptr::copy_nonoverlapping(head_out.as_ptr(), at.add(offset), head_out.len()) }
         });
+    }
+
+    /// # Safety
+    /// As [`Step::run`], after all tasks, and this worker alone has the head of the row.
+    unsafe fn merge(&self, run: &Run<'_>, row: usize, position: usize, head: usize) {
+        let dim = self.shape.v_dim;
+        let out = run.at(&self.out, row).cast::<f32>().wrapping_add(head * dim);
+        // SAFETY: the output row holds all heads, and this one is the worker's; nobody writes partials any more.
+        unsafe {
+            let out = std::slice::from_raw_parts_mut(out, dim);
+            run.kernels.merge_ranges(&self.partials, row, position, head, out);
+        }
     }
 }

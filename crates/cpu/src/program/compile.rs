@@ -2,6 +2,7 @@
 
 mod compressed;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use minfer_graph::{
@@ -9,7 +10,7 @@ use minfer_graph::{
 };
 use minfer_runtime::{DeviceError, Program, ProgramSpec, Region, StateBuffer};
 
-use super::attend::{AttendStep, ROW_BLOCK};
+use super::attend::AttendStep;
 use super::gated::{GatedScratch, GatedStep};
 use super::meetings::Meetings;
 use super::products::{ExpertRows, ExpertsStep, HeadsStep, MatmulStep};
@@ -18,7 +19,7 @@ use super::rows::{Extra, GatherStep, RowStep, scratch_len};
 use super::sparse::{PageTables, PoolStep, SelectScratch, SelectStep, SharedScores, SparseStep};
 use super::swiglu::SwiGluStep;
 use super::{CpuProgram, Entry, Loc, PerWorker, Step};
-use crate::attention::{AttendShape, Scratch};
+use crate::attention::{AttendShape, Partials, Scratch};
 use crate::device::Shared;
 use crate::index::PoolScratch;
 use crate::pool::ChunkCounter;
@@ -31,7 +32,7 @@ use crate::{conv, matmul, quantize};
 /// # Errors
 /// When memory or handles that the nodes need are not in the specification.
 pub(crate) fn compile(shared: Arc<Shared>, spec: &ProgramSpec<'_>) -> Result<Box<dyn Program>, DeviceError> {
-    let compiler = Compiler { shared: &shared, spec };
+    let compiler = Compiler { shared: &shared, spec, partials: RefCell::default() };
     let mut meetings = Meetings::default();
     let mut entries = Vec::with_capacity(spec.nodes.len());
     for id in spec.nodes {
@@ -46,6 +47,8 @@ pub(crate) fn compile(shared: Arc<Shared>, spec: &ProgramSpec<'_>) -> Result<Box
 struct Compiler<'a> {
     shared: &'a Arc<Shared>,
     spec: &'a ProgramSpec<'a>,
+    /// What the last layer with attention was given, which the next ones use as well.
+    partials: RefCell<Option<Arc<Partials>>>,
 }
 
 impl Compiler<'_> {
@@ -193,10 +196,23 @@ impl Compiler<'_> {
             table_at: self.loc(node.inputs[2])?,
             pages: self.loc(node.inputs[3])?,
             out: self.loc(node.outputs[0])?,
-            scratch: self.per_worker(|| Scratch::new(&shape, ROW_BLOCK)),
+            scratch: self.per_worker(|| Scratch::new(&shape)),
+            partials: self.partials(node, &shape),
             next: ChunkCounter::new(),
             state,
         }))
+    }
+
+    /// Room for ranges of positions as tasks, which one thread does not need. Layers run one after the other, so they
+    /// share it.
+    fn partials(&self, node: &Node, shape: &AttendShape) -> Arc<Partials> {
+        let mut last = self.partials.borrow_mut();
+        if let Some(partials) = last.as_ref().filter(|p| p.fits(shape)) {
+            return partials.clone();
+        }
+        let bound = |input: usize| self.spec.bound.len(self.graph().ty(node.inputs[input]).shape.lead);
+        let rows = if self.shared.pool.threads() > 1 { bound(0) } else { 0 };
+        last.insert(Arc::new(Partials::new(shape, rows, bound(3) * PAGE))).clone()
     }
 
     /// The inputs `positions, table_at, pages` from `first` on.
@@ -219,7 +235,7 @@ impl Compiler<'_> {
             tables: self.page_tables(node, 1)?,
             blocks: self.loc(node.inputs[4])?,
             out: self.loc(node.outputs[0])?,
-            scratch: self.per_worker(|| Scratch::new(&shape, 1)),
+            scratch: self.per_worker(|| Scratch::of_one_row(&shape)),
             next: ChunkCounter::new(),
             state,
         }))

@@ -117,7 +117,7 @@ fn a_layer_equals_the_formulas() {
 #[test]
 fn cuts_into_steps_and_machines_do_not_show() {
     let (graph, ids) = (graph(), ids());
-    for format in [KvFormat::F32, KvFormat::F16] {
+    for format in KvFormat::ALL {
         let whole = append(&mut Session::new(&graph, PLAIN, format, 5), 0, &ids);
         for machine in machines() {
             for chunk in [1, 3, 64, 150] {

@@ -139,7 +139,7 @@ fn a_layer_equals_the_formulas() {
 #[test]
 fn cuts_into_steps_and_machines_do_not_show() {
     let (graph, ids) = (graph(5), ids());
-    for format in [KvFormat::F32, KvFormat::F16] {
+    for format in KvFormat::ALL {
         let whole = append(&mut Session::new(&graph, PLAIN, format, 5), 0, &ids);
         for machine in machines() {
             for chunk in [1, 3, 64, 150] {
@@ -160,7 +160,7 @@ fn cuts_into_steps_and_machines_do_not_show() {
 
 #[test]
 fn room_for_every_block_is_dense_attention() {
-    for format in [KvFormat::F32, KvFormat::F16] {
+    for format in KvFormat::ALL {
         let got = append(&mut Session::new(&graph(40), (minfer_cpu::Isa::detect(), 2), format, 5), 0, &ids());
         assert!(got[1] == got[2]);
         assert!(floats(&got[1]).iter().all(|x| x.is_finite()));

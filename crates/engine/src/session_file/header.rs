@@ -17,6 +17,7 @@ const fn kv_number(format: KvFormat) -> u16 {
     match format {
         KvFormat::F32 => 0,
         KvFormat::F16 => 1,
+        KvFormat::Q8_0 => 2,
     }
 }
 
@@ -65,7 +66,7 @@ pub(super) fn decode(header: &[u8]) -> Option<Snapshot> {
     let arch = fields.text()?;
     let page = fields.u32()?;
     let number = fields.u16()?;
-    let kv_format = [KvFormat::F32, KvFormat::F16].into_iter().find(|&f| kv_number(f) == number)?;
+    let kv_format = KvFormat::ALL.into_iter().find(|&f| kv_number(f) == number)?;
     let mut states = Vec::new();
     for _ in 0..fields.u32()? {
         let (name, layer) = (fields.text()?, fields.u32()?);

@@ -141,7 +141,7 @@ fn batched(engine: &mut Engine, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
 /// the batch. Reference: the whole prompt in one step, alone, on one thread.
 pub fn rows_stand_alone(model: &Checkpoint) {
     let prompt: Vec<u32> = (0..150u32).map(|i| (i * i * 7 + 13 * i + i / 3) % 131).collect();
-    for kv_format in [KvFormat::F32, KvFormat::F16] {
+    for kv_format in KvFormat::ALL {
         let options = |threads, isa| EngineOptions {
             kv_format,
             context: Some(192),

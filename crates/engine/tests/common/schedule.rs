@@ -217,7 +217,7 @@ pub fn schedule(chunk: usize) -> impl Strategy<Value = Vec<Move>> {
 }
 
 pub fn setup(context: usize) -> impl Strategy<Value = Setup> {
-    let kv = prop::sample::select(vec![KvFormat::F32, KvFormat::F16]);
+    let kv = prop::sample::select(KvFormat::ALL.to_vec());
     let every = prop::sample::select(vec![8usize, 64]);
     (kv, every, prop::sample::select(vec![0usize, 2, 64]), 2usize..7).prop_map(
         move |(kv, every, checkpoints, sequences)| Setup { kv, every, checkpoints, sequences, context },

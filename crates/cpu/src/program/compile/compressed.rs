@@ -51,7 +51,7 @@ impl Compiler<'_> {
             tables,
             chosen: node.inputs.get(5).map(|&v| self.loc(v)).transpose()?,
             out: self.loc(node.outputs[0])?,
-            scratch: self.per_worker(|| Scratch::new(&shape, 1)),
+            scratch: self.per_worker(|| Scratch::of_one_row(&shape)),
             next: ChunkCounter::new(),
             state,
         }))
