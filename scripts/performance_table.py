@@ -77,7 +77,7 @@ def measure(args, model, test, threads, depth, sequences):
     ours, peer = commands(args, model, test, threads, depth, sequences)
     setup = SimpleNamespace(peers=args.peers, threads=threads)
     results = []
-    for i in range(args.pairs if depth < 10000 else min(args.pairs, 2)):
+    for i in range(args.pairs if depth < 10000 else 1):
         sides = {"ours": (ours, parse_minfer), "peer": (peer, parse_llama)}
         order = list(sides) if i % 2 == 0 else list(reversed(sides))
         runs = {}

@@ -64,7 +64,7 @@ pub(super) struct Folds {
 }
 
 impl Scratch {
-    /// Room for a task of [`Shares`] in a layer of this shape: up to [`ROW_BLOCK`] query rows with one KV head, or fewer
+    /// Room for a task of [`Shares`] in a layer of this shape: up to [`super::ROW_BLOCK`] query rows with one KV head, or fewer
     /// rows with several.
     pub fn new(shape: &AttendShape) -> Scratch {
         Scratch::of_queries(shape, Shares::queries(shape))

@@ -10,8 +10,25 @@ use super::Job;
 /// Activations that stay in the L2 cache while the weights stream by once: half of a small L2 (512 KiB).
 const TILE_BYTES: usize = 256 << 10;
 
-/// Calls `tile(weights of the group, group, first row, rows)` for all groups and rows, `rows` being `most` or 8, 4, 2,
-/// 1 at the end: row tiles outside, so that weights stream once per row tile, and a group's weights stay in L1 over the
+/// Rows of a tile: a multiple of `most`, and at least that.
+pub(super) fn tile_rows(x_bytes: usize, most: usize) -> usize {
+    (TILE_BYTES / x_bytes.max(1)).max(most) / most * most
+}
+
+/// How many of the `left` rows are computed together: `most`, or 8, 4, 2, 1 at the end.
+#[inline(always)]
+pub(super) fn rows_together(left: usize, most: usize) -> usize {
+    match left {
+        left if left >= most => most,
+        8.. => 8,
+        4.. => 4,
+        2..=3 => 2,
+        _ => 1,
+    }
+}
+
+/// Calls `tile(weights of the group, group, first row, rows)` for all groups and rows, with [`rows_together`] of
+/// `most`: row tiles outside, so that weights stream once per row tile, and a group's weights stay in L1 over the
 /// rows of a tile.
 ///
 /// # Safety
@@ -26,7 +43,7 @@ pub(super) unsafe fn for_tiles(
     tile: impl Fn(*const u8, usize, usize, usize),
 ) {
     let count = job.rows.len();
-    let tile_rows = (TILE_BYTES / x_bytes.max(1)).max(most) / most * most;
+    let tile_rows = tile_rows(x_bytes, most);
     let mut start = 0;
     while start < count {
         let end = count.min(start.saturating_add(tile_rows));
@@ -35,13 +52,7 @@ pub(super) unsafe fn for_tiles(
             let weights = unsafe { job.weights.add(group * group_bytes) };
             let mut row = start;
             while row < end {
-                let rows = match end - row {
-                    left if left >= most => most,
-                    8.. => 8,
-                    4.. => 4,
-                    2..=3 => 2,
-                    _ => 1,
-                };
+                let rows = rows_together(end - row, most);
                 tile(weights, group, row, rows);
                 row += rows;
             }

@@ -2,7 +2,7 @@
 //!
 //! A tile multiplies 16 activation rows with the 16 outputs of a group, 32 columns at a time, because these share a
 //! scale: a packed block is the right operand as it lies once its codes are unpacked, and the activation rows are the
-//! left one. The integers go through memory to the vector registers, where scales and minima are the affair of
+//! left one. The sums of a long row rest in the output between chunks of blocks. The integers go through memory to the vector registers, where scales and minima are the affair of
 //! `quant`. Other numbers of rows take the AVX-512 kernel.
 
 use std::arch::asm;
@@ -11,12 +11,12 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::quant::{add_dot, offset_dot, sums, weigh};
-use super::unpack::{Block, Scales, head, offset, unpack};
-use super::{quant_rows, store_rows};
+use super::unpack::{Scales, head, offset, unpack};
+use super::{load_rows, quant_rows, store_rows};
 use crate::matmul::Job;
-use crate::matmul::tiles::for_tiles;
+use crate::matmul::tiles::{rows_together, tile_rows};
+use crate::pack::Format;
 use crate::pack::layout::*;
-use crate::pack::{Format, GROUP};
 use crate::quantize::q8_row_bytes;
 
 /// Activation rows of a tile, the most that the hardware has.
@@ -28,30 +28,36 @@ const ROWS: usize = 16;
 /// As [`crate::matmul::MatmulFn`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in crate::matmul) unsafe fn quant<F: Format>(job: &Job<'_>, groups: Range<usize>) {
+    let count = job.rows.len();
+    if count < ROWS {
+        // SAFETY: the caller's promise.
+        return unsafe { super::quant::<F>(job, groups) };
+    }
     let group_bytes = job.k / (BLOCK * F::BLOCKS_PER_HEAD) * F::BLOCK_BYTES;
-    let tiles = job.rows.len() >= ROWS;
-    // SAFETY: the caller's promise, and this function has the instruction sets that the tiles use.
+    let tile_rows = tile_rows(q8_row_bytes(job.k), ROWS);
+    // SAFETY: the caller's promise, and this function has the instruction sets that the rest uses.
     unsafe {
-        if tiles {
-            configure(if F::SUB.is_pair() { BLOCK / 2 } else { BLOCK });
+        configure(if F::SUB.is_pair() { BLOCK / 2 } else { BLOCK });
+        for start in (0..count).step_by(tile_rows) {
+            let end = count.min(start + tile_rows);
+            let whole = start + (end - start) / ROWS * ROWS;
+            for group in groups.clone() {
+                let weights = job.weights.add(group * group_bytes);
+                group_with_tiles::<F>(job, weights, group, start..whole);
+                let mut row = whole;
+                while row < end {
+                    let rows = rows_together(end - row, 8);
+                    match rows {
+                        8 => quant_rows::<F, 8>(job, weights, group, row),
+                        4 => quant_rows::<F, 4>(job, weights, group, row),
+                        2 => quant_rows::<F, 2>(job, weights, group, row),
+                        _ => quant_rows::<F, 1>(job, weights, group, row),
+                    }
+                    row += rows;
+                }
+            }
         }
-        for_tiles(
-            job,
-            groups,
-            ROWS,
-            q8_row_bytes(job.k),
-            group_bytes,
-            |weights, group, row, rows| match rows {
-                ROWS => tile_rows::<F>(job, weights, group, row),
-                8 => quant_rows::<F, 8>(job, weights, group, row),
-                4 => quant_rows::<F, 4>(job, weights, group, row),
-                2 => quant_rows::<F, 2>(job, weights, group, row),
-                _ => quant_rows::<F, 1>(job, weights, group, row),
-            },
-        );
-        if tiles {
-            asm!("tilerelease", options(nostack, nomem));
-        }
+        asm!("tilerelease", options(nostack, nomem));
     }
 }
 
@@ -81,97 +87,124 @@ unsafe fn configure(columns: usize) {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) }
 }
 
-/// Integers of 16 rows and 16 outputs.
-#[repr(align(64))]
-struct Dots([[i32; GROUP]; ROWS]);
+/// Blocks of a group that are unpacked together and then used for all rows of a tile: 26 KiB. What a vector register
+/// stores is ready for a tile only when it has reached the cache, so unpacking block by block would wait each time.
+const CHUNK: usize = 32;
 
-/// Unsigned codes of 32 columns.
-#[repr(align(64))]
-struct Codes([[u8; VECTOR]; 8]);
-
-/// Blocks whose integers are under way: the vector registers work on a block while tiles work on the next ones, since
-/// what a tile stores is readable only some hundred cycles later.
+/// Blocks whose integers are under way: for the same reason the vector registers work on a block while tiles work on the
+/// next ones.
 const PENDING: usize = 4;
 
-/// A block between the tiles and the vector registers.
-struct Pending {
-    codes: Codes,
-    dots: [Dots; 2],
-    scales: Scales,
+/// Integers of 16 outputs for each row.
+type Dots = [__m512i; ROWS];
+
+/// Unsigned codes of 32 columns, 4 columns of 16 outputs in each.
+type Codes = [__m512i; 8];
+
+/// Some unpacked blocks.
+struct Unpacked {
+    codes: [MaybeUninit<Codes>; CHUNK],
+    scales: [MaybeUninit<Scales>; CHUNK],
 }
 
+/// One group with rows `rows`, whole tiles of them.
+///
 /// # Safety
-/// As [`crate::matmul::MatmulFn`]; rows `row .. row + 16` and the group exist; `weights` are the group's; the tiles are
-/// configured.
+/// As [`crate::matmul::MatmulFn`]; rows and group exist; `weights` are the group's; the tiles are configured.
 #[inline(always)]
-unsafe fn tile_rows<F: Format>(job: &Job<'_>, weights: *const u8, group: usize, row: usize) {
-    // SAFETY: the loops stay within `k` columns; the rest is the caller's promise.
+unsafe fn group_with_tiles<F: Format>(job: &Job<'_>, weights: *const u8, group: usize, rows: Range<usize>) {
+    let mut chunk =
+        Unpacked { codes: [const { MaybeUninit::uninit() }; CHUNK], scales: [MaybeUninit::uninit(); CHUNK] };
+    let (mut p, blocks) = (weights, job.k / BLOCK);
+    for first in (0..blocks).step_by(CHUNK) {
+        let blocks = first..blocks.min(first + CHUNK);
+        // SAFETY: a chunk is whole heads, and the group has these blocks; the rest is the caller's promise.
+        unsafe {
+            p = unpack_chunk::<F>(p, blocks.len(), &mut chunk);
+            for row in rows.clone().step_by(ROWS) {
+                tile_of_rows::<F>(job, &chunk, blocks.clone(), group, row);
+            }
+        }
+    }
+}
+
+/// Unpacks `count` blocks and returns where the next ones begin.
+///
+/// # Safety
+/// `p` points to `count` packed blocks, which are whole heads.
+#[inline(always)]
+unsafe fn unpack_chunk<F: Format>(mut p: *const u8, count: usize, chunk: &mut Unpacked) -> *const u8 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut scales = (_mm512_setzero_ps(), _mm512_setzero_ps());
+        for b in 0..count {
+            if b % F::BLOCKS_PER_HEAD == 0 {
+                scales = head::<F>(p);
+                p = p.add(F::HEAD_BYTES);
+            }
+            let block = unpack::<F>(scales, p);
+            chunk.codes[b].write(block.codes);
+            chunk.scales[b].write(block.scales);
+            p = p.add(F::BODY_BYTES);
+        }
+    }
+    p
+}
+
+/// Adds the products of blocks `blocks` to the outputs of 16 rows; the first blocks begin them.
+///
+/// # Safety
+/// As [`group_with_tiles`]; the chunk holds these blocks.
+#[inline(always)]
+unsafe fn tile_of_rows<F: Format>(
+    job: &Job<'_>,
+    chunk: &Unpacked,
+    blocks: Range<usize>,
+    group: usize,
+    row: usize,
+) {
+    // SAFETY: the loops stay within the blocks; the rest is the caller's promise.
     unsafe {
         let rows: [_; ROWS] = std::array::from_fn(|r| job.row(row + r));
         let x = rows.map(|(x, _)| x);
-        let step = even_step(&x);
-        let mut acc = [_mm512_setzero_ps(); ROWS];
-        let mut pending: [MaybeUninit<Pending>; PENDING] = [const { MaybeUninit::uninit() }; PENDING];
-        let (mut p, blocks) = (weights, job.k / BLOCK);
-        let mut scales = (_mm512_setzero_ps(), _mm512_setzero_ps());
-        for b in 0..blocks + PENDING - 1 {
-            if b < blocks {
-                if b % F::BLOCKS_PER_HEAD == 0 {
-                    scales = head::<F>(p);
-                    p = p.add(F::HEAD_BYTES);
+        let mut acc = match blocks.start {
+            0 => [_mm512_setzero_ps(); ROWS],
+            _ => load_rows(job, group, rows.map(|(_, y)| y)),
+        };
+        let mut gathered = MaybeUninit::<[[u8; BLOCK * CHUNK]; ROWS]>::uninit();
+        let (left, step) = match even_step(&x) {
+            Some(step) => (x[0].add(BLOCK * blocks.start), step),
+            None => {
+                for (r, x) in x.iter().enumerate() {
+                    let to = gathered.as_mut_ptr().cast::<u8>().add(BLOCK * CHUNK * r);
+                    std::ptr::copy_nonoverlapping(x.add(BLOCK * blocks.start), to, BLOCK * blocks.len());
                 }
-                start::<F>(unpack::<F>(scales, p), &x, step, BLOCK * b, pending[b % PENDING].as_mut_ptr());
-                p = p.add(F::BODY_BYTES);
+                (gathered.as_ptr().cast(), (BLOCK * CHUNK) as isize)
+            }
+        };
+        let mut dots: [[MaybeUninit<Dots>; 2]; PENDING] =
+            [const { [const { MaybeUninit::uninit() }; 2] }; PENDING];
+        for b in 0..blocks.len() + PENDING - 1 {
+            if b < blocks.len() {
+                multiply::<F>(b, left.add(BLOCK * b), step, chunk.codes[b].as_ptr(), &mut dots[b % PENDING]);
             }
             if let Some(b) = b.checked_sub(PENDING - 1) {
-                // Started PENDING - 1 turns ago, so every field is written.
-                finish::<F>(pending[b % PENDING].as_ptr(), &x, job.k, BLOCK * b, &mut acc);
+                let (scales, dots) = (chunk.scales[b].assume_init_ref(), &dots[b % PENDING]);
+                finish::<F>(scales, dots, &x, job.k, BLOCK * (blocks.start + b), &mut acc);
             }
         }
         store_rows(job, group, rows.map(|(_, y)| y), acc);
     }
 }
 
-/// Hands a block to the tiles.
-///
-/// # Safety
-/// `x` are rows of at least `column + 32` codes, `step` bytes apart if there is one; the tiles are configured for `F`.
-#[inline(always)]
-unsafe fn start<F: Format>(
-    block: Block,
-    x: &[*const u8; ROWS],
-    step: Option<isize>,
-    column: usize,
-    pending: *mut Pending,
-) {
-    // SAFETY: the caller's promise; only whole fields are written.
-    unsafe {
-        let codes = &raw mut (*pending).codes;
-        for (g, block) in block.codes.iter().enumerate() {
-            _mm512_store_si512((&raw mut (*codes).0[g]).cast(), *block);
-        }
-        (&raw mut (*pending).scales).write(block.scales);
-        let dots = &raw mut (*pending).dots;
-        match step {
-            Some(step) => multiply::<F>(x[0].add(column), step, codes, dots),
-            None => {
-                let mut gathered = [[0u8; BLOCK]; ROWS];
-                for (to, x) in gathered.iter_mut().zip(x) {
-                    std::ptr::copy_nonoverlapping(x.add(column), to.as_mut_ptr(), BLOCK);
-                }
-                multiply::<F>(gathered.as_ptr().cast(), BLOCK as isize, codes, dots);
-            }
-        }
-    }
-}
-
 /// Adds a block's integers to the sums of all rows.
 ///
 /// # Safety
-/// `pending` was started with the same rows and column.
+/// The integers are those of the same rows and column.
 #[inline(always)]
 unsafe fn finish<F: Format>(
-    pending: *const Pending,
+    scales: &Scales,
+    dots: &[MaybeUninit<Dots>; 2],
     x: &[*const u8; ROWS],
     k: usize,
     column: usize,
@@ -179,11 +212,10 @@ unsafe fn finish<F: Format>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let scales = &(*pending).scales;
         let offset = -offset::<F>();
         for r in 0..ROWS {
             let sums = sums(x[r], k, column);
-            let dot = |d: usize| _mm512_load_si512((&raw const (*pending).dots[d].0[r]).cast());
+            let dot = |d: usize| dots[d].as_ptr().cast::<__m512i>().add(r).read();
             let dot = if F::SUB.is_pair() {
                 let first = _mm512_add_epi32(dot(0), offset_dot(sums, [offset, 0]));
                 let last = _mm512_add_epi32(dot(1), offset_dot(sums, [0, offset]));
@@ -203,44 +235,51 @@ fn even_step(x: &[*const u8; ROWS]) -> Option<isize> {
     even.then_some(step)
 }
 
-/// Products of 32 columns: in one sum, or in two of 16 columns where these have factors of their own.
+/// `dots = x codes` with three tiles of the configuration.
+macro_rules! tile_product {
+    ($sums:tt, $left:tt, $right:tt, $x:expr, $step:expr, $codes:expr, $dots:expr) => {
+        asm!(
+            concat!("tilezero ", $sums),
+            concat!("tileloadd ", $left, ", [{x} + {step}]"),
+            concat!("tileloadd ", $right, ", [{codes} + {line}]"),
+            concat!("tdpbsud ", $sums, ", ", $left, ", ", $right),
+            concat!("tilestored [{dots} + {line}], ", $sums),
+            x = in(reg) $x,
+            step = in(reg) $step,
+            codes = in(reg) $codes,
+            line = in(reg) 64usize,
+            dots = in(reg) $dots,
+            out($sums) _, out($left) _, out($right) _,
+            options(nostack)
+        )
+    };
+}
+
+/// Products of 32 columns, the `b`-th of a row: in one sum, or in two of 16 columns where these have factors of their
+/// own. Neighbouring products use different tiles, so that they do not wait for each other.
 ///
 /// # Safety
-/// `x` points to 16 rows of 32 codes, `step` bytes apart; `codes` may be read, `dots` written; the tiles are configured
+/// `x` points to 16 rows of 32 codes, `step` bytes apart; `codes` may be read; the tiles are configured
 /// for `F`.
 #[inline(always)]
-unsafe fn multiply<F: Format>(x: *const u8, step: isize, codes: *const Codes, dots: *mut [Dots; 2]) {
+unsafe fn multiply<F: Format>(
+    b: usize,
+    x: *const u8,
+    step: isize,
+    codes: *const Codes,
+    dots: &mut [MaybeUninit<Dots>; 2],
+) {
+    let [first, last] = dots.each_mut().map(MaybeUninit::as_mut_ptr);
     // SAFETY: the caller's promise; codes and dots have the sizes that the tiles are configured for.
     unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tileloadd tmm1, [{x} + {step}]",
-            "tileloadd tmm2, [{codes} + {line}]",
-            "tdpbsud tmm0, tmm1, tmm2",
-            "tilestored [{dots} + {line}], tmm0",
-            x = in(reg) x,
-            step = in(reg) step,
-            codes = in(reg) &raw const (*codes).0,
-            line = in(reg) 64usize,
-            dots = in(reg) &raw mut (*dots)[0],
-            out("tmm0") _, out("tmm1") _, out("tmm2") _,
-            options(nostack)
-        );
         if F::SUB.is_pair() {
-            asm!(
-                "tilezero tmm3",
-                "tileloadd tmm4, [{x} + {step}]",
-                "tileloadd tmm5, [{codes} + {line}]",
-                "tdpbsud tmm3, tmm4, tmm5",
-                "tilestored [{dots} + {line}], tmm3",
-                x = in(reg) x.add(BLOCK / 2),
-                step = in(reg) step,
-                codes = in(reg) &raw const (*codes).0[4],
-                line = in(reg) 64usize,
-                dots = in(reg) &raw mut (*dots)[1],
-                out("tmm3") _, out("tmm4") _, out("tmm5") _,
-                options(nostack)
-            );
+            tile_product!("tmm0", "tmm1", "tmm2", x, step, codes, first);
+            let (x, codes) = (x.add(BLOCK / 2), &raw const (*codes)[4]);
+            tile_product!("tmm3", "tmm4", "tmm5", x, step, codes, last);
+        } else if b.is_multiple_of(2) {
+            tile_product!("tmm0", "tmm1", "tmm2", x, step, codes, first);
+        } else {
+            tile_product!("tmm3", "tmm4", "tmm5", x, step, codes, first);
         }
     }
 }

@@ -89,13 +89,30 @@ unsafe fn float_rows<F: FloatLoad, const R: usize>(
     }
 }
 
+/// A bit for each output that the group has.
+#[inline(always)]
+fn output_mask(job: &Job<'_>, group: usize) -> __mmask16 {
+    ((1u32 << job.outputs(group)) - 1) as __mmask16
+}
+
+/// What the group's outputs of each row are so far.
+///
+/// # Safety
+/// As [`store_rows`], and they have been written.
+#[inline(always)]
+unsafe fn load_rows<const R: usize>(job: &Job<'_>, group: usize, y: [*mut f32; R]) -> [__m512; R] {
+    let mask = output_mask(job, group);
+    // SAFETY: the row has as many outputs of this group as the mask has bits.
+    y.map(|y| unsafe { _mm512_maskz_loadu_ps(mask, y.add(GROUP * group)) })
+}
+
 /// Writes the group's outputs of each row.
 ///
 /// # Safety
 /// As [`quant_rows`]; `y` are the output rows.
 #[inline(always)]
 unsafe fn store_rows<const R: usize>(job: &Job<'_>, group: usize, y: [*mut f32; R], outputs: [__m512; R]) {
-    let mask = ((1u32 << job.outputs(group)) - 1) as __mmask16;
+    let mask = output_mask(job, group);
     for (y, outputs) in y.into_iter().zip(outputs) {
         // SAFETY: the row has as many outputs of this group as the mask has bits.
         unsafe { _mm512_mask_storeu_ps(y.add(GROUP * group), mask, outputs) }
