@@ -11,9 +11,14 @@ use crate::weights::{CpuWeight, Matrix};
 /// Weight bytes that a worker claims at a time when memory bounds the product: long enough to stream.
 const STREAM_BYTES: usize = 128 * 1024;
 
-/// Groups per claim: a stream's worth, or an eighth of each worker's fair share if that is more.
-fn chunk_groups(w: &Matrix, workers: usize) -> usize {
-    let fair = w.groups().div_ceil(8 * workers);
+/// Up to as many rows memory bounds the product.
+const FEW_ROWS: usize = 8;
+
+/// Groups per claim of a product of `total` groups with `rows` rows: a stream's worth, but no more than a part of each
+/// worker's fair share. Where memory is the bound that part is large: whoever is last has all of it.
+fn chunk_groups(w: &Matrix, total: usize, rows: usize, workers: usize) -> usize {
+    let parts = if rows <= FEW_ROWS { 2 } else { 8 };
+    let fair = total.div_ceil(parts * workers);
     (STREAM_BYTES / w.group_bytes().max(1)).clamp(1, fair.max(1))
 }
 
@@ -62,7 +67,7 @@ impl Step for MatmulStep {
             y_stride: self.y.row_bytes / parts,
             rows: Rows::All(rows),
         };
-        let chunk = chunk_groups(w, worker.count);
+        let chunk = chunk_groups(w, w.groups(), rows, worker.count);
         for_each_chunk(&self.next, w.groups(), chunk, |groups| {
             // SAFETY: the kernel was selected for this machine and this type; activations were written by the
             // quantiser; claimed groups are this worker's alone.
@@ -88,7 +93,8 @@ impl Step for HeadsStep {
     unsafe fn run(&self, run: &Run<'_>, worker: &Worker<'_>) {
         let CpuWeight::Stack(heads) = &*self.weight else { return };
         let Some(first) = heads.first() else { return };
-        let (rows, chunk) = (run.rows(&self.x), chunk_groups(first, worker.count));
+        let rows = run.rows(&self.x);
+        let chunk = chunk_groups(first, heads.len() * first.groups(), rows, worker.count);
         if rows == 0 {
             return;
         }
@@ -193,7 +199,10 @@ impl Step for ExpertsStep {
             return run.fail(why);
         }
         let Some(first) = experts.first() else { return };
-        let chunk = chunk_groups(first, worker.count);
+        // Of each expert's rows on average.
+        let rows = ids.len() / sorted.active.len().max(1);
+        let total = sorted.active.len() * first.groups();
+        let chunk = chunk_groups(first, total, rows, worker.count);
         let per_expert = first.groups().div_ceil(chunk);
         for_each_chunk(&self.next, sorted.active.len() * per_expert, 1, |task| {
             let (expert, part) = (sorted.active[task.start / per_expert], task.start % per_expert);
