@@ -8,8 +8,8 @@ use crate::matmul::{Job, MatmulFn, RowPair, Rows, x_row_bytes};
 use crate::pool::{ChunkCounter, Worker};
 use crate::weights::{CpuWeight, Matrix};
 
-/// Weight bytes that a worker claims at a time when memory bounds the product: long enough to stream.
-const STREAM_BYTES: usize = 128 * 1024;
+/// Weight bytes that a worker claims at a time, at most: long enough to stream. 128 KiB cost Q8_0 12 % of its decode speed.
+const STREAM_BYTES: usize = 512 * 1024;
 
 /// Up to as many rows memory bounds the product.
 const FEW_ROWS: usize = 8;
