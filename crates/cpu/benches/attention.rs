@@ -21,6 +21,10 @@ use minfer_cpu::pool::{ChunkCounter, Pool};
 use minfer_graph::PAGE;
 use minfer_runtime::KvFormat;
 
+mod common;
+
+use common::{Rates, read_all};
+
 const SHAPE: AttendShape =
     AttendShape { heads: 16, kv_heads: 8, k_dim: 128, v_dim: 128, scale: 0.088_388_35 };
 const Q_WIDTH: usize = SHAPE.heads * SHAPE.k_dim;
@@ -110,17 +114,6 @@ fn noise() -> impl Iterator<Item = f32> {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as f32 / 8_388_608.0 - 1.0
     })
-}
-
-/// Median and best of some rates.
-struct Rates(Vec<f64>);
-
-impl std::fmt::Display for Rates {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        write!(f, "{:.1} ({:.1})", sorted[sorted.len() / 2], sorted[sorted.len() - 1])
-    }
 }
 
 /// Rows of one step.
@@ -239,21 +232,6 @@ fn decode(
         kv_rates.push(bytes as f64 / 1e9 / seconds.iter().sum::<f64>());
     }
     Ok((Rates(kv_rates), Rates(read)))
-}
-
-/// Seconds to read all bytes and add them up as words.
-fn read_all(pool: &Pool, bytes: &[u8]) -> Outcome<f64> {
-    let start = Instant::now();
-    pool.run(&|w| {
-        let mut sums = [0u64; 16];
-        for line in bytes[w.share(bytes.len(), 4096)].chunks_exact(128) {
-            for (sum, word) in sums.iter_mut().zip(bytemuck::cast_slice::<u8, u64>(line)) {
-                *sum = sum.wrapping_add(*word);
-            }
-        }
-        black_box(sums);
-    })?;
-    Ok(start.elapsed().as_secs_f64())
 }
 
 /// Rows that follow `depth` cached positions.

@@ -105,7 +105,7 @@ impl CpuDevice {
         });
         let work = Mutex::new(parts);
         let error = Mutex::new(None);
-        data.expect();
+        data.will_need();
         let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
         let run = self.shared.pool.run(&|_| {
             while let Some((m, first, out)) = next() {

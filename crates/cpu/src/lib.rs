@@ -2,8 +2,8 @@
 //!
 //! In: slices of one row or one block of rows, weights packed for the machine. Out: the same numbers on
 //! every instruction set and for every number of rows, chunks and threads. Each operation is defined by
-//! a scalar function that is meant to be read; the AVX2 kernel equals it bit for bit, because both follow
-//! the order of sums that [`math`] lays down. Which kernel runs is decided once ([`Kernels`], [`Isa`]).
+//! a scalar function that is meant to be read; the kernels for AVX2, AVX-512 and AMX equal it bit for bit,
+//! because all follow the order of sums that [`math`] lays down. Which kernel runs is decided once ([`Kernels`], [`Isa`]).
 //!
 //! On top of the kernels, [`device`] is the CPU as the runtime sees it and `program` runs a split.
 //! What does not belong here: shapes of models, plans, who owns pages and states.

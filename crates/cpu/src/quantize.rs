@@ -5,7 +5,7 @@
 //! native byte order. The sums serve weights with offsets and minima. Weights are not quantised here; see `pack`.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(crate) mod avx2;
 
 use crate::isa::Isa;
 

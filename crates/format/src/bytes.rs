@@ -167,7 +167,7 @@ impl TensorBytes {
     }
 
     /// Says that these bytes will be read soon, so that the system reads ahead. A hint: no error matters.
-    pub fn expect(&self) {
+    pub fn will_need(&self) {
         #[cfg(unix)]
         if let Storage::Mapped(mapped) = &self.storage {
             let _ = mapped.map.advise_range(memmap2::Advice::WillNeed, self.range.start, self.range.len());

@@ -7,21 +7,6 @@ use std::time::Instant;
 use minfer_cpu::Isa;
 use minfer_cpu::pool::Pool;
 
-/// Seconds to read all bytes and add them up as words.
-pub(crate) fn read_all(pool: &Pool, bytes: &[u8]) -> Result<f64, Box<dyn Error>> {
-    let start = Instant::now();
-    pool.run(&|w| {
-        let mut sums = [0u64; 16];
-        for line in bytes[w.share(bytes.len(), 4096)].chunks_exact(128) {
-            for (sum, word) in sums.iter_mut().zip(bytemuck::cast_slice::<u8, u64>(line)) {
-                *sum = sum.wrapping_add(*word);
-            }
-        }
-        black_box(sums);
-    })?;
-    Ok(start.elapsed().as_secs_f64())
-}
-
 /// Operations (a product and a sum are two) per second of all workers together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peak {

@@ -20,9 +20,12 @@ use minfer_cpu::pool::{Pool, default_threads};
 use minfer_cpu::quantize;
 use minfer_format::{BlockType, synth};
 
+#[path = "../common/mod.rs"]
+mod common;
 mod limits;
 
-use limits::{Peak, peak, read_all};
+use common::{Rates, read_all};
+use limits::{Peak, peak};
 
 const K: usize = 2048;
 /// Weights of a decode measurement, in bytes: more than any cache holds.
@@ -75,27 +78,6 @@ fn main() -> Outcome<()> {
         println!();
     }
     Ok(())
-}
-
-/// Median and best of some rates.
-struct Rates(Vec<f64>);
-
-impl Rates {
-    fn sorted(&self) -> Vec<f64> {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted
-    }
-
-    fn median(&self) -> f64 {
-        self.sorted()[self.0.len() / 2]
-    }
-}
-
-impl std::fmt::Display for Rates {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} ({:.1})", self.median(), self.sorted()[self.0.len() - 1])
-    }
 }
 
 fn pool_latency(pool: &Pool) -> Outcome<()> {

@@ -67,6 +67,7 @@ pub(crate) mod avx2 {
 
     use super::{BLOCK, BLOCK_BYTES, scalar, scale_of};
     use crate::math::{LANES, avx2::load};
+    use crate::quantize::avx2::{amax_bits, quantize};
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn narrow_q8(x: &[f32], out: &mut [u8]) {
@@ -76,38 +77,18 @@ pub(crate) mod avx2 {
             let x: [__m256; 4] = std::array::from_fn(|i| load(&x.as_chunks::<LANES>().0[i]));
             let (scale, inverse) = scale_of(amax_bits(x));
             scalar::put(scale, out);
-            let codes = if inverse == 0.0 { _mm256_setzero_si256() } else { quantize(x, inverse) };
+            let codes = if inverse == 0.0 { _mm256_setzero_si256() } else { codes_of(x, inverse) };
             // SAFETY: a block has 32 bytes of codes behind its scale; the store needs no alignment.
             unsafe { _mm256_storeu_si256(out[2..].as_mut_ptr().cast(), codes) }
         }
         scalar::narrow_q8(tail, out_tail);
     }
 
+    /// 32 codes in order, none of them -128: with a rounded scale the largest number may lie just beyond 127.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn amax_bits(x: [__m256; 4]) -> u32 {
-        let magnitude = _mm256_set1_epi32(0x7fff_ffff);
-        let bits = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
-        // Without the sign bit, signed and unsigned order agree.
-        let m = _mm256_max_epi32(_mm256_max_epi32(bits[0], bits[1]), _mm256_max_epi32(bits[2], bits[3]));
-        let m = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256::<1>(m));
-        let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b01_00_11_10>(m));
-        let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b10_11_00_01>(m));
-        _mm_cvtsi128_si32(m) as u32
-    }
-
-    /// 32 codes in order. `cvtps` rounds to nearest, ties to even, which is how threads start.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn quantize(x: [__m256; 4], inverse: f32) -> __m256i {
-        let codes = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse))));
-        let bytes = _mm256_packs_epi16(
-            _mm256_packs_epi32(codes[0], codes[1]),
-            _mm256_packs_epi32(codes[2], codes[3]),
-        );
-        // Packing saturates to -128..=127, and works per 128-bit half: put the groups of four back in order.
-        let bytes = _mm256_max_epi8(bytes, _mm256_set1_epi8(-127));
-        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+    fn codes_of(x: [__m256; 4], inverse: f32) -> __m256i {
+        _mm256_max_epi8(quantize(x, inverse), _mm256_set1_epi8(-127))
     }
 }
 

@@ -111,7 +111,10 @@ impl Partials {
     pub fn new(shape: &AttendShape, rows: usize, positions: usize) -> Partials {
         let (rows, ranges) = (rows.min(SPLIT_ROWS), positions.div_ceil(RANGE));
         let len = rows * ranges * shape.heads * (2 + shape.v_dim);
-        let numbers = (0..len).map(|_| UnsafeCell::new(0.0)).collect();
+        // Zeros of the system, which take memory only where a range is written.
+        let zeros: *mut [f32] = Box::into_raw(vec![0.0f32; len].into_boxed_slice());
+        // SAFETY: a cell is as its number, and the box was given up.
+        let numbers = unsafe { Box::from_raw(zeros as *mut [UnsafeCell<f32>]) };
         Partials { rows, ranges, heads: shape.heads, v_dim: shape.v_dim, numbers }
     }
 

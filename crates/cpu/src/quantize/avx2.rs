@@ -30,8 +30,10 @@ pub(super) unsafe fn blocks(x: &[f32], first: usize, k: usize, out: *mut u8) {
     }
 }
 
+/// The largest magnitude as bits, as the scalar one.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn amax_bits(v: [__m256; 4]) -> u32 {
+pub(crate) fn amax_bits(v: [__m256; 4]) -> u32 {
     let magnitude = _mm256_set1_epi32(0x7fff_ffff);
     let bits = v.map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
     // Without the sign bit, signed and unsigned order agree.
@@ -43,8 +45,9 @@ fn amax_bits(v: [__m256; 4]) -> u32 {
 }
 
 /// 32 codes in order. `cvtps` rounds to nearest, ties to even, which is how threads start.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn quantize(v: [__m256; 4], inverse: f32) -> __m256i {
+pub(crate) fn quantize(v: [__m256; 4], inverse: f32) -> __m256i {
     let i = v.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse))));
     let bytes = _mm256_packs_epi16(_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3]));
     // Packing works per 128-bit half: put the groups of four back in order.
